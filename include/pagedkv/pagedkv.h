@@ -1,0 +1,551 @@
+/*
+ * pagedkv.h - a paged KV cache for LLM inference: the C ABI of libpagedkv.
+ *
+ * Read from top to bottom:
+ *   1. conventions, status codes, errors, log        5. batch: one step's view of the cache
+ *   2. data types and tensors                        6. kernels: write_kv, attend, merge_states
+ *   3. devices, pool                                 7. host backend settings
+ *   4. layout, cache, sequences
+ *
+ * Conventions
+ *   - Every call that can fail returns pkv_status. On failure nothing has changed, and pkv_last_error() says why.
+ *   - Out parameters stand last. A NULL pointer argument is an error or, where it says so, a no-op; never a crash.
+ *   - Option and statistics structs start with struct_size: set it to sizeof the struct and zero the rest; zero means
+ *     the default. Structs grow at their end only; non-zero bytes beyond what this library knows are refused.
+ *   - Handles are opaque. destroy() returns nothing and accepts NULL. A handle keeps alive what it was made from, so
+ *     handles may be destroyed in any order.
+ *   - A block holds a fixed number of token slots of all layers. Block ids are int32_t; slots (block * block_size +
+ *     offset), byte offsets, lengths and strides are 64-bit.
+ *   - A call that takes a stream queues its work there and does not wait. On the host backend the work is done when the
+ *     call returns and streams are ignored.
+ *   - Threads: a pool may be used from any thread. A cache and its batches take one mutating thread at a time.
+ *     pkv_write_kv and pkv_attend read the batch and constants of the cache only, so they may run while another thread
+ *     mutates the cache. Functions that get statistics may be called from any thread at any time.
+ *   - No exception, print, abort or exit crosses this interface, and no environment variable is read.
+ */
+#ifndef PAGEDKV_PAGEDKV_H_
+#define PAGEDKV_PAGEDKV_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define PKV_VERSION_MAJOR 0
+#define PKV_VERSION_MINOR 1
+#define PKV_VERSION_PATCH 0
+#define PKV_VERSION_STRING "0.1.0"
+
+#if defined(_WIN32)
+#define PKV_API
+#elif defined(__GNUC__)
+#define PKV_API __attribute__((visibility("default")))
+#else
+#define PKV_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- 1. Status, errors, log ---------------------------------------------------------------------------------- */
+
+/* Values are pinned; new ones are only appended. */
+typedef enum pkv_status {
+  PKV_OK = 0,
+  PKV_INVALID_ARGUMENT = 1, /* the call is wrong, whatever the state: a value, a shape, a NULL */
+  PKV_NOT_FOUND = 2,        /* a sequence that was closed or never existed */
+  PKV_OUT_OF_MEMORY = 3,    /* host or device memory could not be had */
+  PKV_OUT_OF_BLOCKS = 4,    /* not now: close or preempt sequences, then retry; see pkv_last_shortage */
+  PKV_NEVER_FITS = 5,       /* larger than the whole pool: retrying is in vain; see pkv_last_shortage */
+  PKV_BUSY = 6,             /* refused while something is still in use */
+  PKV_UNSUPPORTED = 7,      /* valid, but not available here; the text names the value */
+  PKV_DEVICE_ERROR = 8,     /* the device or its driver failed */
+  PKV_INTERNAL = 9          /* a broken invariant: a bug of this library */
+} pkv_status;
+
+/* "OUT_OF_BLOCKS" and so on; a constant string, also for unknown values. */
+PKV_API const char *pkv_status_name(pkv_status status);
+
+/* Version of the loaded library, "major.minor.patch". */
+PKV_API const char *pkv_version(void);
+
+/* Text of the last failure in the calling thread: one line with the offending value; "" before the first. Valid until
+ * the thread's next failing call. */
+PKV_API const char *pkv_last_error(void);
+
+/* Numbers of the calling thread's last OUT_OF_BLOCKS or NEVER_FITS; zeros before the first. */
+typedef struct pkv_shortage {
+  size_t struct_size;
+  int64_t needed;    /* blocks that the refused call needed */
+  int64_t available; /* blocks it could have had: uncached and evictable ones, or the whole pool for NEVER_FITS */
+  int64_t index;     /* position in the call of the first sequence that does not fit; 0 for single-sequence calls */
+} pkv_shortage;
+PKV_API pkv_status pkv_last_shortage(pkv_shortage *out);
+
+typedef enum pkv_log_level { PKV_LOG_DEBUG = 0, PKV_LOG_INFO = 1, PKV_LOG_WARNING = 2, PKV_LOG_ERROR = 3 } pkv_log_level;
+
+/* Called with one line of text and the pointer given at registration, from any thread, never from inside a call that
+ * mutates a cache. It must not call the library and must not throw. */
+typedef void (*pkv_log_callback)(pkv_log_level level, const char *message, void *user_data);
+
+/* Sets the process-wide callback; NULL switches the log off (the default). */
+PKV_API pkv_status pkv_set_log_callback(pkv_log_callback callback, void *user_data);
+
+/* ---- 2. Data types and tensors ------------------------------------------------------------------------------- */
+
+typedef enum pkv_dtype {
+  PKV_DTYPE_NONE = 0,
+  PKV_FLOAT32 = 1,
+  PKV_FLOAT16 = 2,
+  PKV_BFLOAT16 = 3,
+  PKV_FLOAT8_E4M3 = 4, /* OCP E4M3 (no infinities, NaN = 0x7f / 0xff, largest 448) */
+  PKV_FLOAT8_E5M2 = 5, /* OCP E5M2 (largest finite 57344) */
+  PKV_INT8 = 6,
+  PKV_INT32 = 7, /* tables only */
+  PKV_INT64 = 8  /* tables only */
+} pkv_dtype;
+
+/* "bfloat16" and so on, NULL for an unknown value; and back. */
+PKV_API const char *pkv_dtype_name(pkv_dtype dtype);
+PKV_API pkv_status pkv_dtype_parse(const char *name, pkv_dtype *out);
+
+/* 0 is the library's choice in every struct. */
+typedef enum pkv_toggle { PKV_DEFAULT = 0, PKV_ON = 1, PKV_OFF = 2 } pkv_toggle;
+
+/* A stream of the device (cudaStream_t); NULL is the device's default stream. */
+typedef void *pkv_stream;
+
+/* Where a call takes a stream for a sequence: the stream of its last prepare. */
+#define PKV_STREAM_OF_SEQUENCE ((pkv_stream)(intptr_t)-1)
+
+/* A strided array that the caller owns, on the device of the call it is given to. The last dimension is contiguous. */
+typedef struct pkv_tensor {
+  void *data;
+  pkv_dtype dtype;
+  int32_t ndim;       /* 1 to 4 */
+  int64_t shape[4];
+  int64_t strides[4]; /* in elements; all zero: contiguous, row-major */
+} pkv_tensor;
+
+/* An array on the host that the library owns. It stays valid, whatever is closed, until it is released; its contents
+ * follow the object it was taken from until that object moves or drops its table. */
+typedef struct pkv_array {
+  const void *data;
+  pkv_dtype dtype;
+  int32_t ndim;
+  int64_t shape[2];
+  int64_t strides[2]; /* in bytes */
+  void *owner;        /* the library's */
+} pkv_array;
+
+/* Releases an array once and clears it; NULL and cleared arrays are no-ops. Any thread. */
+PKV_API void pkv_array_release(pkv_array *array);
+
+/* ---- 3. Devices and pool ------------------------------------------------------------------------------------- */
+
+/* Devices are named by strings: "host", "cuda" (ordinal 0), "cuda:1", or "auto": cuda where it works, else host.
+ * NULL is "auto". */
+
+typedef struct pkv_cuda_info {
+  size_t struct_size;
+  int32_t is_built;        /* this library contains the CUDA backend */
+  int32_t is_usable;       /* and a device can be used here */
+  int32_t built_version;   /* CUDA version built with, 1000 * major + 10 * minor; 0 without CUDA */
+  int32_t driver_version;  /* CUDA version that the driver supports; 0 without a driver */
+  int32_t num_devices;
+  char reason[256];        /* why it is not usable, one line; "" if it is */
+} pkv_cuda_info;
+PKV_API pkv_status pkv_cuda_query(pkv_cuda_info *out);
+
+typedef struct pkv_device_info {
+  size_t struct_size;
+  char device[16]; /* the resolved name: "host", "cuda:0" */
+  char name[128];  /* of the processor */
+  uint64_t total_bytes;
+  uint64_t free_bytes; /* what an allocation may hope for now */
+  int32_t compute_capability; /* 10 * major + minor; 0 on the host */
+  int32_t num_processors;     /* multiprocessors, or threads that the host kernels use */
+} pkv_device_info;
+PKV_API pkv_status pkv_device_query(const char *device, pkv_device_info *out);
+
+/*
+ * A pool: fixed-size blocks of one device, from one allocation up front. Blocks are handed out last in, first out, and
+ * counted by owners. Every operation is O(1) a block; a double free, a foreign id or an id twice in one free is refused
+ * before anything changes. Thread-safe.
+ */
+typedef struct pkv_pool pkv_pool;
+
+typedef struct pkv_pool_options {
+  size_t struct_size;
+  uint64_t block_bytes; /* rounded up to a multiple of 256 */
+  int64_t num_blocks;   /* up to 2^31 - 1; 0 with memory given: as many as fit */
+  const char *device;
+  void *memory;          /* not NULL: use this memory of the device, which the caller keeps until the pool is gone */
+  uint64_t memory_bytes; /* its size; blocks start at the first multiple of 256 in it */
+} pkv_pool_options;
+
+PKV_API pkv_status pkv_pool_create(const pkv_pool_options *options, pkv_pool **out);
+PKV_API void pkv_pool_destroy(pkv_pool *pool);
+
+/* Takes count blocks, all or none; each has one owner. out_blocks: [count]. */
+PKV_API pkv_status pkv_pool_allocate(pkv_pool *pool, int64_t count, int32_t *out_blocks);
+
+/* Adds an owner to each block. A block may appear more than once. */
+PKV_API pkv_status pkv_pool_retain(pkv_pool *pool, const int32_t *blocks, int64_t count);
+
+/* Drops one owner of each block; a block without owners is free. A block may appear only once in a call. */
+PKV_API pkv_status pkv_pool_free(pkv_pool *pool, const int32_t *blocks, int64_t count);
+
+/* Address of a block, a multiple of 256, whether it is free or not. */
+PKV_API pkv_status pkv_pool_block_ptr(const pkv_pool *pool, int32_t block, void **out);
+
+/* Grows the pool, or shrinks it where no block of the tail is owned (else BUSY). Addresses do not change.
+ * UNSUPPORTED for adopted memory, or where the device cannot grow in place. */
+PKV_API pkv_status pkv_pool_resize(pkv_pool *pool, int64_t num_blocks);
+
+/* Copies block source[i] to block destination[i] for all i as if at once: every source is read before any destination
+ * is written. A destination may appear only once; all blocks must be owned. */
+PKV_API pkv_status pkv_pool_copy_blocks(pkv_pool *pool, const int32_t *sources, const int32_t *destinations,
+                                        int64_t count, pkv_stream stream);
+
+typedef struct pkv_pool_stats {
+  size_t struct_size;
+  int64_t num_blocks;
+  int64_t num_free;
+  int64_t peak_used;     /* most blocks ever owned at once */
+  int64_t allocations;   /* blocks handed out since the start */
+  int64_t frees;         /* blocks that became free since the start */
+  int64_t failures;      /* allocate calls refused for want of blocks */
+  uint64_t block_bytes;
+  uint64_t device_total_bytes;
+  uint64_t device_free_bytes;
+  void *base;            /* address of block 0 */
+  char device[16];
+} pkv_pool_stats;
+PKV_API pkv_status pkv_pool_get_stats(const pkv_pool *pool, pkv_pool_stats *out);
+
+/* ---- 4. Layout, cache, sequences ----------------------------------------------------------------------------- */
+
+/* Order of the two inner dimensions of a K or V plane: [token][head][dim] or [head][token][dim]. */
+typedef enum pkv_kv_order { PKV_TOKEN_HEAD = 0, PKV_HEAD_TOKEN = 1 } pkv_kv_order;
+
+/* Scales of quantised K and V (float8, int8): value = stored * scale.
+ * STATIC: one float32 per layer and KV head, set by pkv_cache_set_kv_scales, 1 at first.
+ * PER_TOKEN_HEAD: one float32 per token and KV head, found at writing from the row's largest magnitude, kept in the
+ * block behind its planes: [layer][K | V] and the plane's order without dim. Quantised dtypes only. */
+typedef enum pkv_kv_scales { PKV_SCALES_STATIC = 0, PKV_SCALES_PER_TOKEN_HEAD = 1 } pkv_kv_scales;
+
+/* Layers that share a shape. */
+typedef struct pkv_layer_group {
+  size_t struct_size;
+  int32_t num_layers;
+  int32_t num_kv_heads;
+  int32_t head_dim;   /* a multiple of 8 up to 256 */
+  int32_t v_head_dim; /* 0: head_dim */
+  pkv_dtype dtype;    /* of stored K and V */
+  pkv_kv_order order;
+  pkv_kv_scales kv_scales;
+} pkv_layer_group;
+
+typedef struct pkv_layout {
+  size_t struct_size;
+  int32_t block_size;            /* tokens per block, 1 to 65536 */
+  int32_t num_groups;            /* 1 in this version */
+  const pkv_layer_group *groups; /* [num_groups], groups[0].struct_size bytes apart; read during the call only */
+} pkv_layout;
+
+typedef struct pkv_layout_info {
+  size_t struct_size;
+  uint64_t block_bytes; /* all layers, K and V, padding and scales: a multiple of 256 */
+  uint64_t token_bytes; /* of one token's K and V over all layers, without padding and scales */
+} pkv_layout_info;
+PKV_API pkv_status pkv_layout_describe(const pkv_layout *layout, pkv_layout_info *out);
+
+/* Where one layer's K and V stand inside a block; the same in every block. Every plane starts at a multiple of 16. */
+typedef struct pkv_layer_info {
+  size_t struct_size;
+  uint64_t k_offset, v_offset;             /* bytes from the start of the block */
+  int64_t k_token_stride, k_head_stride;   /* elements */
+  int64_t v_token_stride, v_head_stride;   /* elements */
+  uint64_t k_scale_offset, v_scale_offset; /* bytes; 0 with static scales */
+  int64_t scale_token_stride, scale_head_stride; /* float32 elements; 0 with static scales */
+} pkv_layer_info;
+PKV_API pkv_status pkv_layout_layer(const pkv_layout *layout, int32_t layer, pkv_layer_info *out);
+
+/*
+ * A cache: token sequences over the blocks of a pool of its own, with a prefix cache.
+ *
+ * Full blocks whose tokens are known are registered under the hash chain (namespace, parent block, tokens). A later
+ * sequence with the same prefix takes them instead of computing them. A registered block that no sequence holds is
+ * cached: it stays findable until it is evicted, least recently released first. At every moment
+ * uncached + cached + held + pending == num_blocks.
+ */
+typedef struct pkv_cache pkv_cache;
+
+typedef enum pkv_eviction {
+  PKV_EVICTION_LRU = 0,
+  PKV_EVICTION_LFU = 1,      /* this and the following are not available yet: UNSUPPORTED */
+  PKV_EVICTION_PRIORITY = 2,
+  PKV_EVICTION_FIFO = 3,
+  PKV_EVICTION_SLRU = 4,
+  PKV_EVICTION_S3FIFO = 5
+} pkv_eviction;
+
+typedef struct pkv_cache_options {
+  size_t struct_size;
+  const pkv_layout *layout;  /* read during the call only */
+  int64_t num_blocks;        /* or one of the next two */
+  uint64_t pool_bytes;       /* as many blocks as fit into so many bytes */
+  double memory_fraction;    /* of the device's free memory, in (0, 1] */
+  const char *device;
+  void *memory;              /* adopted like pkv_pool_options.memory */
+  uint64_t memory_bytes;
+  pkv_toggle prefix_caching; /* default on */
+  pkv_eviction eviction;
+  uint64_t hash_seed;        /* key of the local block hash; 0: random. Never changes results, only collisions */
+} pkv_cache_options;
+
+PKV_API pkv_status pkv_cache_create(const pkv_cache_options *options, pkv_cache **out);
+PKV_API void pkv_cache_destroy(pkv_cache *cache);
+
+/* Static scales of a layer, float32 [num_kv_heads] on the host, finite and positive. */
+PKV_API pkv_status pkv_cache_set_kv_scales(pkv_cache *cache, int32_t layer, const float *k_scale, const float *v_scale);
+
+/* Makes n uncached blocks ready ahead of need, by evicting where there are fewer. OUT_OF_BLOCKS when fewer than n
+ * blocks are free of sequences. out_evicted may be NULL. */
+PKV_API pkv_status pkv_cache_evict(pkv_cache *cache, int64_t n, int64_t *out_evicted);
+
+/* Forgets every cached block. BUSY while sequences are open. */
+PKV_API pkv_status pkv_cache_reset(pkv_cache *cache);
+
+typedef struct pkv_cache_stats {
+  size_t struct_size;
+  int64_t num_blocks;
+  int64_t uncached_blocks; /* free, nothing in them */
+  int64_t cached_blocks;   /* free of sequences, findable */
+  int64_t held_blocks;     /* by sequences, reserved ones included */
+  int64_t pending_blocks;  /* waiting for transfers */
+  int64_t peak_held_blocks;
+  int64_t num_sequences;
+  int64_t queried_tokens;  /* tokens of all opened prompts */
+  int64_t hit_tokens;      /* of those, found in the prefix cache */
+  int64_t appended_tokens;
+  int64_t registered;      /* blocks made findable */
+  int64_t evictions;
+  int64_t copies;          /* copy-on-write copies of blocks */
+  int64_t prepares;
+  int64_t refusals;        /* calls refused for want of blocks */
+  uint64_t block_bytes;
+  void *base;              /* address of block 0 */
+  char device[16];
+  int32_t is_failed;       /* a device error left the cache unusable */
+} pkv_cache_stats;
+PKV_API pkv_status pkv_cache_get_stats(const pkv_cache *cache, pkv_cache_stats *out);
+
+/* Full audit of every count, list, table and hash; INTERNAL names the block or sequence that breaks an invariant. */
+PKV_API pkv_status pkv_cache_check(const pkv_cache *cache);
+
+/* One JSON object about a block: state, holders, hash, why it cannot be evicted. Writes at most capacity bytes, always
+ * terminated; out_length is the full length without the terminator. buffer may be NULL if capacity is 0. */
+PKV_API pkv_status pkv_cache_explain(const pkv_cache *cache, int32_t block, char *buffer, size_t capacity,
+                                     size_t *out_length);
+
+/* Address of a block on the device. */
+PKV_API pkv_status pkv_cache_block_ptr(const pkv_cache *cache, int32_t block, void **out);
+
+/* A sequence: index and generation, never 0. One that was closed is NOT_FOUND, in O(1). */
+typedef uint64_t pkv_sequence;
+
+typedef struct pkv_open_options {
+  size_t struct_size;
+  uint64_t namespace_id; /* prompts of different namespaces never share blocks */
+  int32_t priority;      /* larger is kept longer */
+  uint64_t tag;          /* the caller's own number, shown in explain */
+} pkv_open_options;
+
+/* Opens a sequence and takes the longest cached prefix of tokens ([num_tokens], each >= 0), at most
+ * floor((num_tokens - 1) / block_size) blocks: one token is always left to compute. Allocates nothing: append the rest
+ * by prepare. options may be NULL; out_num_cached too. */
+PKV_API pkv_status pkv_sequence_open(pkv_cache *cache, const int64_t *tokens, int64_t num_tokens,
+                                     const pkv_open_options *options, pkv_sequence *out, int64_t *out_num_cached);
+
+/* Before the first append: looks for a longer cached prefix of the same tokens, so that equal prompts that were opened
+ * together share. INVALID_ARGUMENT after an append, or if tokens contradict the prefix already taken. */
+PKV_API pkv_status pkv_sequence_rematch(pkv_cache *cache, pkv_sequence sequence, const int64_t *tokens,
+                                        int64_t num_tokens, int64_t *out_num_cached);
+
+/* A copy that shares every block of the first length tokens (-1: all), the partial last one too; the first of the
+ * holders to write into it gets a copy. */
+PKV_API pkv_status pkv_sequence_fork(pkv_cache *cache, pkv_sequence sequence, int64_t length, pkv_sequence *out);
+
+/* Takes blocks ahead of need so that num_tokens more tokens can be appended without failing; all or none. They belong
+ * to the sequence until it appends, is truncated or closed. */
+PKV_API pkv_status pkv_sequence_reserve(pkv_cache *cache, pkv_sequence sequence, int64_t num_tokens);
+
+/* prepare of one sequence without a batch: takes blocks, copies on write, registers. tokens: [count], -1 for one that
+ * is not known yet, or NULL for all unknown. */
+PKV_API pkv_status pkv_sequence_append(pkv_cache *cache, pkv_sequence sequence, const int64_t *tokens, int64_t count,
+                                       pkv_stream stream);
+
+/* Settles tokens that were appended unknown or with register_blocks off, oldest first: unknown ones get their name,
+ * known ones must be equal; full blocks among them become findable. */
+PKV_API pkv_status pkv_sequence_commit(pkv_cache *cache, pkv_sequence sequence, const int64_t *tokens, int64_t count);
+
+/* Keeps the first length tokens; blocks wholly beyond them are released (registered ones stay cached), reserved ones
+ * too. */
+PKV_API pkv_status pkv_sequence_truncate(pkv_cache *cache, pkv_sequence sequence, int64_t length);
+
+/* Releases everything, last block first. stream: where its last work was queued, or PKV_STREAM_OF_SEQUENCE. */
+PKV_API pkv_status pkv_sequence_close(pkv_cache *cache, pkv_sequence sequence, pkv_stream stream);
+
+typedef struct pkv_sequence_info {
+  size_t struct_size;
+  int64_t length;            /* tokens stored */
+  int64_t settled_length;    /* of those, the known and committed prefix */
+  int64_t num_cached_tokens; /* what the prefix cache gave */
+  int64_t num_blocks;        /* in its table, reserved ones included */
+  uint64_t namespace_id;
+  int32_t priority;
+  uint64_t tag;
+} pkv_sequence_info;
+PKV_API pkv_status pkv_sequence_get_info(const pkv_cache *cache, pkv_sequence sequence, pkv_sequence_info *out);
+
+/* Its block table, int32 [num_blocks], reserved blocks last. A later call sees later blocks; a taken array does not. */
+PKV_API pkv_status pkv_sequence_blocks(const pkv_cache *cache, pkv_sequence sequence, pkv_array *out);
+
+/* Which open sequences to close to gain n blocks, best victim first: the lowest priority, then the least recently
+ * stepped, then the youngest. Writes at most capacity ids; out_count is the full number. OUT_OF_BLOCKS if closing all
+ * would not gain n. */
+PKV_API pkv_status pkv_cache_victims(const pkv_cache *cache, int64_t n, pkv_sequence *out_sequences, int64_t capacity,
+                                     int64_t *out_count);
+
+/* ---- 5. Batch ------------------------------------------------------------------------------------------------ */
+
+/*
+ * One step's view of the cache: tables at fixed addresses, refilled by each prepare. Steps that overlap use two
+ * batches. Without max_sequence_length the tables grow on demand, and generation changes when an address does.
+ */
+typedef struct pkv_batch pkv_batch;
+
+/* Table formats, a bit set; TABLE is always present. */
+#define PKV_FORMAT_TABLE 1u    /* block_table int32 [num_sequences, longest] */
+#define PKV_FORMAT_CSR 2u      /* indptr, indices, last_block_len */
+#define PKV_FORMAT_POINTERS 4u /* block_pointers int64 [num_blocks]: the address of every block */
+
+typedef struct pkv_batch_options {
+  size_t struct_size;
+  int64_t max_sequences;
+  int64_t max_tokens;          /* new tokens of one step */
+  int64_t max_sequence_length; /* 0: unbounded, tables grow on demand */
+  int32_t num_heads;           /* query heads, for the attention workspace; 0: found at the first attend */
+  uint32_t formats;            /* 0: PKV_FORMAT_TABLE */
+} pkv_batch_options;
+
+PKV_API pkv_status pkv_batch_create(pkv_cache *cache, const pkv_batch_options *options, pkv_batch **out);
+PKV_API void pkv_batch_destroy(pkv_batch *batch);
+
+typedef struct pkv_prepare_options {
+  size_t struct_size;
+  pkv_stream stream;
+  pkv_toggle register_blocks; /* default on: blocks that become full with known tokens can be hit from now on.
+                                 Off for drafts and uncertain steps: commit does it later */
+  int64_t pad_sequences;      /* 0, or pad to so many sequences of length 0 */
+  int64_t pad_tokens;         /* 0, or pad to so many tokens of slot -1 */
+  int64_t max_query_len;      /* 0, or a bound on counts that the choice of kernel may depend on */
+} pkv_prepare_options;
+
+/*
+ * The one call of a step: appends counts[i] tokens (>= 0) to sequences[i], for all of them or none, and fills the
+ * tables. tokens: flat in the order of the sequences, [num_tokens] with num_tokens the sum of counts; -1 is a token not
+ * known yet; NULL with num_tokens 0 means that none is known. Copies on write are queued on the stream. OUT_OF_BLOCKS
+ * and NEVER_FITS name the first sequence that does not fit (pkv_last_shortage). A sequence twice is refused. options
+ * may be NULL.
+ */
+PKV_API pkv_status pkv_batch_prepare(pkv_batch *batch, const pkv_sequence *sequences, const int64_t *counts,
+                                     int64_t num_sequences, const int64_t *tokens, int64_t num_tokens,
+                                     const pkv_prepare_options *options);
+
+/* The step failed: what the last prepare of this batch appended and registered is taken back. INVALID_ARGUMENT if there
+ * is nothing to take back or if one of its sequences was changed since. Sequences closed since stay closed. A copy made
+ * on write is kept if the cache was used in between. */
+PKV_API pkv_status pkv_batch_discard(pkv_batch *batch);
+
+typedef enum pkv_batch_table {
+  PKV_BLOCK_TABLE = 0,    /* int32 [num_sequences, blocks of the longest]; -1 beyond a sequence's blocks */
+  PKV_SEQ_LENS = 1,       /* int32 [num_sequences], the new tokens included */
+  PKV_CU_SEQLENS_Q = 2,   /* int32 [num_sequences + 1] */
+  PKV_SLOT_MAPPING = 3,   /* int64 [num_tokens]; -1 for padding */
+  PKV_POSITIONS = 4,      /* int64 [num_tokens]; 0 for padding */
+  PKV_INDPTR = 5,         /* int32 [num_sequences + 1] */
+  PKV_INDICES = 6,        /* int32 [indptr of the end] */
+  PKV_LAST_BLOCK_LEN = 7, /* int32 [num_sequences]; 0 for an empty sequence */
+  PKV_BLOCK_POINTERS = 8  /* int64 [num_blocks of the cache] */
+} pkv_batch_table;
+
+/* A table of the last prepare, on the host; release it with pkv_array_release. Its memory is refilled by the next
+ * prepare. UNSUPPORTED for a format that the batch was not created with. */
+PKV_API pkv_status pkv_batch_get_table(const pkv_batch *batch, pkv_batch_table table, pkv_array *out);
+
+typedef struct pkv_batch_info {
+  size_t struct_size;
+  int64_t num_sequences; /* padding included */
+  int64_t num_tokens;    /* padding included */
+  int64_t max_query_len;
+  int64_t max_seq_len;
+  uint64_t generation;   /* changes when a table moves */
+} pkv_batch_info;
+PKV_API pkv_status pkv_batch_get_info(const pkv_batch *batch, pkv_batch_info *out);
+
+/* ---- 6. Kernels ---------------------------------------------------------------------------------------------- */
+
+/* Stores the rows of a step's new tokens at its slots. k: [num_tokens, num_kv_heads, head_dim], v: [num_tokens,
+ * num_kv_heads, v_head_dim], both of one dtype: float32, float16 or bfloat16 (converted, or quantised by the scales),
+ * or the cache's own dtype (stored as it is; scale 1 where scales are per token and head). Padding is skipped. */
+PKV_API pkv_status pkv_write_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch, const pkv_tensor *k,
+                                const pkv_tensor *v, pkv_stream stream);
+
+typedef struct pkv_attend_options {
+  size_t struct_size;
+  pkv_stream stream;
+  float scale;                    /* of the scores; 0: 1 / sqrt(head_dim) */
+  pkv_toggle causal;              /* default on, aligned to the end of the sequence */
+  int64_t window;                 /* 0: none; else a query sees its own and the window - 1 tokens before it */
+  float softcap;                  /* 0: none; else scores become softcap * tanh(score / softcap) */
+  const pkv_tensor *sinks;        /* float32 [num_heads]: logits that join the denominator only */
+  const pkv_tensor *alibi_slopes; /* float32 [num_heads]: adds slope * (key position - query position) */
+  const pkv_tensor *lse;          /* float32 [num_tokens, num_heads], written: natural log-sum-exp of the scores,
+                                     sinks included; -inf where nothing is attended */
+} pkv_attend_options;
+
+/*
+ * Attention of a step's new tokens over their sequences. q: [num_tokens, num_heads, head_dim], out: [num_tokens,
+ * num_heads, v_head_dim], both of one dtype: float32, float16 or bfloat16; num_heads is a multiple of num_kv_heads, and
+ * query head h reads KV head h / (num_heads / num_kv_heads). Scores are scaled, then soft-capped, then biased (ALiBi),
+ * then masked. Over nothing the result is 0. Slots past a sequence's length never reach a result, whatever they hold.
+ * options may be NULL.
+ */
+PKV_API pkv_status pkv_attend(pkv_cache *cache, int32_t layer, const pkv_batch *batch, const pkv_tensor *q,
+                              const pkv_tensor *out, const pkv_attend_options *options);
+
+/* Combines attention over two disjoint KV sets: out_*: [num_tokens, num_heads, dim] of one dtype, lse_*: float32
+ * [num_tokens, num_heads]. out and lse may be the same memory as one of the inputs; lse may be NULL. device: where the
+ * tensors are, "host" or "cuda:N". */
+PKV_API pkv_status pkv_merge_states(const char *device, const pkv_tensor *out_a, const pkv_tensor *lse_a,
+                                    const pkv_tensor *out_b, const pkv_tensor *lse_b, const pkv_tensor *out,
+                                    const pkv_tensor *lse, pkv_stream stream);
+
+/* ---- 7. Host backend settings -------------------------------------------------------------------------------- */
+
+/* Threads of the host kernels; 0: one per processor that the process may use (the default). Process-wide. */
+PKV_API pkv_status pkv_host_set_num_threads(int32_t num_threads);
+PKV_API int32_t pkv_host_num_threads(void);
+
+/* Instruction set of the host kernels: "auto", "reference" (the plain specification, single-threaded), "scalar",
+ * "avx2", "avx512". UNSUPPORTED where the processor or the build lacks it. Process-wide. */
+PKV_API pkv_status pkv_host_set_isa(const char *isa);
+PKV_API const char *pkv_host_isa(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* PAGEDKV_PAGEDKV_H_ */

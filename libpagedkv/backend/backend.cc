@@ -1,0 +1,67 @@
+#include "backend/backend.h"
+
+#include <cstdlib>
+#include <cstring>
+
+#include "backend/host/host.h"
+#if PKV_HAVE_CUDA
+#include "backend/cuda/cuda.h"
+#endif
+
+namespace pkv {
+namespace {
+
+// Reads the N of "cuda:N"; "cuda" is 0. False if it is neither.
+bool parse_cuda(const char *device, int *out_ordinal) {
+  if (std::strncmp(device, "cuda", 4) != 0) return false;
+  *out_ordinal = 0;
+  if (device[4] == '\0') return true;
+  if (device[4] != ':' || device[5] < '0' || device[5] > '9') return false;
+  char *end = nullptr;
+  const long ordinal = std::strtol(device + 5, &end, 10);
+  if (*end != '\0' || ordinal > 1023) return false;
+  *out_ordinal = static_cast<int>(ordinal);
+  return true;
+}
+
+Status open_cuda(int ordinal, Backend **out) {
+#if PKV_HAVE_CUDA
+  return open_cuda_backend(ordinal, out);
+#else
+  (void)out;
+  return fail(PKV_UNSUPPORTED, "cuda:%d: this library was built without CUDA", ordinal);
+#endif
+}
+
+}  // namespace
+
+void query_cuda(pkv_cuda_info *out) {
+#if PKV_HAVE_CUDA
+  query_cuda_backend(out);
+#else
+  const size_t struct_size = out->struct_size;
+  std::memset(out, 0, sizeof *out);
+  out->struct_size = struct_size;
+  std::strcpy(out->reason, "this library was built without CUDA");
+#endif
+}
+
+Status open_backend(const char *device, Backend **out) {
+  if (device == nullptr || std::strcmp(device, "auto") == 0) {
+    pkv_cuda_info info = {};
+    info.struct_size = sizeof info;
+    query_cuda(&info);
+    if (info.is_usable) return open_cuda(0, out);
+    *out = host_backend();
+    return PKV_OK;
+  }
+  if (std::strcmp(device, "host") == 0) {
+    *out = host_backend();
+    return PKV_OK;
+  }
+  int ordinal = 0;
+  if (parse_cuda(device, &ordinal)) return open_cuda(ordinal, out);
+  return fail(PKV_INVALID_ARGUMENT, "device is \"%.32s\", not \"host\", \"cuda\", \"cuda:N\" or \"auto\"", device);
+}
+
+}  // namespace pkv

@@ -1,0 +1,60 @@
+// The one interface between logic and devices: memory, copies and kernels of one device. host/ and cuda/ implement it;
+// backend.cc alone includes them.
+//
+// Backends are made once per device and live until the process ends. All calls are thread-safe. A call that takes a
+// stream queues work and does not wait; on the host it is done at return. Arguments are checked by the floors above.
+#pragma once
+
+#include "backend/params.h"
+#include "base/status.h"
+
+namespace pkv {
+
+// One allocation, perhaps with room to grow in place.
+struct DeviceMemory {
+  void *base = nullptr;         // a multiple of 4096
+  uint64_t bytes = 0;           // usable
+  uint64_t reserved_bytes = 0;  // address range that resize_memory can grow into; >= bytes
+};
+
+struct DeviceInfo {
+  char device[16];  // "host", "cuda:0"
+  char name[128];
+  uint64_t total_bytes;
+  uint64_t free_bytes;
+  int32_t compute_capability;  // 10 * major + minor, 0 on the host
+  int32_t num_processors;
+};
+
+class Backend {
+ public:
+  virtual const char *device() const = 0;  // "host", "cuda:0"
+  virtual bool is_host() const = 0;
+  virtual Status query(DeviceInfo *out) = 0;
+
+  // OUT_OF_MEMORY, with the numbers, when the device has not so much free memory. Contents are undefined.
+  virtual Status allocate_memory(uint64_t bytes, DeviceMemory *out) = 0;
+  virtual void release_memory(DeviceMemory *memory) = 0;  // empty memory is a no-op
+  // Grows or shrinks without moving; contents up to the smaller size are kept.
+  virtual Status resize_memory(DeviceMemory *memory, uint64_t bytes) = 0;
+
+  // Small constants (scales) that kernels read: from the host to the device, done at return.
+  virtual Status upload(void *destination, const void *source, uint64_t bytes) = 0;
+
+  virtual Status copy_blocks(const CopyBlocksParams &params, pkv_stream stream) = 0;
+  virtual Status write_kv(const WriteKvParams &params, pkv_stream stream) = 0;
+  virtual Status attend(const AttendParams &params, pkv_stream stream) = 0;
+  virtual Status merge_states(const MergeStatesParams &params, pkv_stream stream) = 0;
+
+ protected:
+  ~Backend() = default;  // never destroyed
+};
+
+// Finds the backend for "host", "cuda", "cuda:N", "auto" or nullptr (auto). INVALID_ARGUMENT for another name,
+// UNSUPPORTED with the reason where the device does not work here.
+Status open_backend(const char *device, Backend **out);
+
+// Fills everything but struct_size.
+void query_cuda(pkv_cuda_info *out);
+
+}  // namespace pkv

@@ -1,0 +1,99 @@
+// What a kernel is given: plain structs of device addresses, one per kernel family, the same on every backend. The
+// floors above fill them from checked arguments, so kernels assert and do not check.
+#pragma once
+
+#include "pagedkv/pagedkv.h"
+
+namespace pkv {
+
+// One layer of a paged cache. The K row of (block, offset, head) starts at
+//   base + block * block_bytes + k_offset + (offset * k_token_stride + head * k_head_stride) * sizeof(dtype)
+// and is contiguous over dim. V is addressed the same way.
+struct PagedKv {
+  void *base;             // address of block 0
+  uint64_t block_bytes;   // bytes from block to block
+  int64_t num_blocks;
+  int32_t block_size;     // token slots per block
+  int32_t num_kv_heads;
+  int32_t head_dim;       // of K, a multiple of 8 up to 256
+  int32_t v_head_dim;
+  pkv_dtype dtype;        // of stored K and V
+  uint64_t k_offset, v_offset;            // bytes from the start of a block
+  int64_t k_token_stride, k_head_stride;  // elements
+  int64_t v_token_stride, v_head_stride;  // elements
+  // Scales: value = stored * scale. Either static, [num_kv_heads] (on the device of the cache), or in the block:
+  //   base + block * block_bytes + k_scale_offset + (offset * scale_token_stride + head * scale_head_stride) * 4
+  pkv_kv_scales kv_scales;
+  const float *k_scale, *v_scale;            // static scales; also set (to ones) for dtypes that are not quantised
+  uint64_t k_scale_offset, v_scale_offset;   // bytes; per-token scales only
+  int64_t scale_token_stride, scale_head_stride;  // float32 elements
+};
+
+// One step: tables of a batch, on the device of the cache.
+struct StepTables {
+  int64_t num_sequences;       // padding included: seq_len 0, no query tokens
+  int64_t num_tokens;          // padding included: slot -1, beyond cu_seqlens_q[num_sequences]
+  const int32_t *block_table;  // [num_sequences, table_stride]; entries beyond a sequence's blocks are -1
+  int64_t table_stride;
+  const int32_t *seq_lens;     // [num_sequences], new tokens included
+  const int32_t *cu_seqlens_q; // [num_sequences + 1]
+  const int64_t *slot_mapping; // [num_tokens]; negative: skipped
+  const int64_t *positions;    // [num_tokens]
+  int64_t max_query_len;
+  int64_t max_seq_len;
+};
+
+struct WriteKvParams {
+  PagedKv kv;
+  int64_t num_tokens;
+  const int64_t *slot_mapping;  // [num_tokens]; negative: skipped
+  const void *k, *v;            // [num_tokens, num_kv_heads, head_dim / v_head_dim]
+  pkv_dtype dtype;              // of k and v: a float dtype, or kv.dtype (stored as it is)
+  int64_t k_token_stride, k_head_stride;  // elements
+  int64_t v_token_stride, v_head_stride;
+};
+
+struct AttendParams {
+  PagedKv kv;
+  StepTables tables;
+  int32_t num_heads;            // query heads; a multiple of kv.num_kv_heads
+  const void *q;                // [num_tokens, num_heads, head_dim]
+  void *out;                    // [num_tokens, num_heads, v_head_dim]; rows of padding tokens become 0
+  pkv_dtype dtype;              // of q and out: a float dtype
+  int64_t q_token_stride, q_head_stride;  // elements
+  int64_t out_token_stride, out_head_stride;
+  float *lse;                   // [num_tokens, num_heads] or null; natural logarithm
+  int64_t lse_token_stride, lse_head_stride;
+  float scale;                  // of the scores
+  bool is_causal;               // aligned to the end: query i of n sees keys up to seq_len - n + i
+  int64_t window;               // 0: none; else keys above (query position - window)
+  float softcap;                // 0: none
+  const float *sinks;           // [num_heads] or null
+  const float *alibi_slopes;    // [num_heads] or null
+};
+
+// Copies of whole blocks as if at once: no destination is also a source unless the pair copies a block to itself.
+// (Chains are ordered or staged by the caller.)
+struct CopyBlocksParams {
+  void *base;
+  uint64_t block_bytes;
+  const int32_t *sources;       // [count], on the host
+  const int32_t *destinations;  // [count], on the host, each at most once
+  int64_t count;
+};
+
+// out and lse may alias the inputs of either side.
+struct MergeStatesParams {
+  int64_t num_tokens;
+  int32_t num_heads;
+  int32_t head_dim;
+  pkv_dtype dtype;  // of the three outs: a float dtype
+  const void *out_a, *out_b;
+  void *out;
+  int64_t out_a_strides[2], out_b_strides[2], out_strides[2];  // token, head; elements
+  const float *lse_a, *lse_b;
+  float *lse;  // may be null
+  int64_t lse_a_strides[2], lse_b_strides[2], lse_strides[2];
+};
+
+}  // namespace pkv
