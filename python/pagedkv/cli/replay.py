@@ -45,9 +45,10 @@ class Replay:
     """One run. `output_lengths` are the trace's, or zeros; `check` is an AttendCheck or None."""
 
     def __init__(self, trace, cache, block_size, output_lengths, concurrency, is_sharing=True, check=None, progress=None):
-        from pagedkv import OutOfBlocksError
+        from pagedkv import NeverFitsError, OutOfBlocksError
 
-        self._out_of_blocks = OutOfBlocksError
+        # A step that all running requests together could never take is one for preemption, too.
+        self._shortages = (OutOfBlocksError, NeverFitsError)
         self._trace = trace
         self._cache = cache
         self._block_size = block_size
@@ -209,11 +210,10 @@ class Replay:
             start = perf_counter_ns()
             try:
                 self._batch.prepare(sequences, counts, tokens=tokens)
-            except self._out_of_blocks:
+            except self._shortages:
                 self.result.manager_ns += perf_counter_ns() - start
-                if admitted:
-                    raise  # _admit counted the blocks
-                self._preempt()
+                if admitted or not self._preempt():
+                    raise  # the counts of the library and of _admit or _preempt differ
                 continue
             self.result.manager_ns += perf_counter_ns() - start
             break
@@ -265,7 +265,8 @@ class Replay:
     # ---- preemption -------------------------------------------------------------------------------------------
 
     def _preempt(self):
-        """Closes running requests until the others have room for one token each."""
+        """Closes running requests until the others have room for one token each; False if they have it already."""
+        before = self.result.preemptions
         while True:
             needed = int(np.count_nonzero(self._lengths[: self._count] % self._block_size == 0))
             missing = needed - self._cache.num_free_blocks
@@ -279,6 +280,7 @@ class Replay:
             self.result.preemptions += 1
         self._may_admit = False
         self._until_finish = int(self._remaining[: self._count].min())
+        return self.result.preemptions > before
 
     def _find_victim(self, missing):
         """The library's first choice that is not the earliest request. One at a time: a victim's own need goes too."""
@@ -286,7 +288,7 @@ class Replay:
         start = perf_counter_ns()
         try:
             victims = self._cache.victims(missing)
-        except self._out_of_blocks:  # more than all hold
+        except self._shortages:  # more than all hold
             victims = []
         self.result.manager_ns += perf_counter_ns() - start
         for victim in victims:

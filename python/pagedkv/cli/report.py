@@ -83,16 +83,16 @@ def format_replay(result):
         f"{result['trace']} ({result['format']}), {result['device']}: blocks of {result['block_size']} tokens, "
         f"{result['eviction']}" + ("" if result["prefix_caching"] else ", no prefix caching"),
         "",
-        *_format_rows(counts, 1),
+        *format_rows(counts, 1),
         "",
-        f"On the same memory, {_count(pool_tokens)} tokens ({_bytes(pool_bytes)}), beside contiguous reservation of "
+        f"On the same memory, {_count(pool_tokens)} tokens ({format_bytes(pool_bytes)}), beside contiguous reservation of "
         f"{_count(contiguous['max_length'])} tokens a request:",
         "",
-        *_format_rows(comparison, 2),
+        *format_rows(comparison, 2),
     ])
 
 
-def _format_rows(rows, num_numbers):
+def format_rows(rows, num_numbers):
     """A name, numbers to the right, and perhaps a note."""
     name_width = max(len(row[0]) for row in rows)
     widths = [max(len(row[1 + i]) for row in rows) for i in range(num_numbers)]
@@ -118,7 +118,7 @@ def _nanoseconds(value):
     return f"{value:.2f} ns"
 
 
-def _bytes(value):
+def format_bytes(value):
     for unit, shift in (("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if value >= 1 << shift:
             return f"{value / (1 << shift):.1f} {unit}"
