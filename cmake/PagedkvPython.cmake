@@ -3,10 +3,12 @@ find_package(Cython REQUIRED)  # of the Python package cython-cmake
 include(UseCython)
 
 file(GLOB pyx_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/python/pagedkv/*.pyx")
+# Cython's dependency file leaves out what is taken by "from pagedkv cimport abi", so every .pxd is named here.
+file(GLOB pxd_files CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/python/pagedkv/*.pxd")
 foreach(pyx IN LISTS pyx_sources)
   get_filename_component(module "${pyx}" NAME_WE)
   cython_transpile("${pyx}" LANGUAGE C MODULE_NAME pagedkv.${module} INCLUDE_DIRECTORIES python
-                   OUTPUT_VARIABLE generated)
+                   OUTPUT_VARIABLE generated DEPENDS ${pxd_files})
   if(SKBUILD_SABI_VERSION)
     python_add_library(${module} MODULE USE_SABI ${SKBUILD_SABI_VERSION} WITH_SOABI "${generated}")
   else()
