@@ -14,9 +14,9 @@ Status fail_cuda(cudaError_t error, const char *expression);
 
 }  // namespace pkv
 
-#define PKV_TRY_CUDA(expression)                           \
-  do {                                                     \
+#define PKV_TRY_CUDA(expression)                                                  \
+  do {                                                                            \
     if (const cudaError_t pkv_error_ = (expression); pkv_error_ != cudaSuccess) { \
-      return ::pkv::fail_cuda(pkv_error_, #expression);    \
-    }                                                      \
+      return ::pkv::fail_cuda(pkv_error_, #expression);                           \
+    }                                                                             \
   } while (0)
