@@ -28,7 +28,9 @@ if(PAGEDKV_HAVE_CUDA)
   file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/libpagedkv/backend/cuda/*.cc"
        "${PROJECT_SOURCE_DIR}/libpagedkv/backend/cuda/*.cu")
   list(APPEND sources ${cuda_sources})
-  target_compile_definitions(pagedkv_objects PUBLIC PKV_HAVE_CUDA=1)
+  # The one source that asks.
+  set_source_files_properties("${PROJECT_SOURCE_DIR}/libpagedkv/backend/backend.cc" PROPERTIES
+                              COMPILE_DEFINITIONS PKV_HAVE_CUDA=1)
   target_link_libraries(pagedkv_objects PUBLIC pagedkv_cudart)
   target_compile_options(pagedkv_objects PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:-t2>")
   if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.8)  # a fatal error in an older nvcc

@@ -16,6 +16,7 @@ foreach(pyx IN LISTS pyx_sources)
   endif()
   target_link_libraries(${module} PRIVATE pagedkv)
   set_target_properties(${module} PROPERTIES
-    INSTALL_RPATH "$ORIGIN/lib" BUILD_RPATH_USE_ORIGIN ON LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/python/pagedkv")
+    INSTALL_RPATH "$ORIGIN/lib" BUILD_RPATH_USE_ORIGIN ON
+    LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/python/pagedkv")
   install(TARGETS ${module} LIBRARY DESTINATION pagedkv COMPONENT python)
 endforeach()
