@@ -21,6 +21,8 @@ from scikit_build_core.build import *  # noqa: F403  (the hooks that stay as the
 # cccl is needed besides nvcc: cuda_fp16.h includes <nv/target>.
 NVCC_REQUIREMENTS = ["cuda-toolkit[nvcc,cudart,cccl]==13.0.*"]
 
+SYSTEM_FOLDERS = ["/usr/local/cuda/bin"]  # after PATH
+
 
 def get_requires_for_build_wheel(config_settings=None):
     return _build.get_requires_for_build_wheel(config_settings) + cuda_requirements(config_settings)
@@ -50,7 +52,7 @@ def find_system_nvcc() -> str | None:
             path = shutil.which("nvcc", path=os.path.join(os.environ[variable], "bin"))
             if path:
                 return path
-    return shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+    return shutil.which("nvcc", path=os.pathsep.join([os.environ.get("PATH", os.defpath), *SYSTEM_FOLDERS]))
 
 
 def _setting(config_settings, name: str) -> str:
