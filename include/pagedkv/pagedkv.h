@@ -386,8 +386,9 @@ PKV_API pkv_status pkv_sequence_reserve(pkv_cache *cache, pkv_sequence sequence,
 PKV_API pkv_status pkv_sequence_append(pkv_cache *cache, pkv_sequence sequence, const int64_t *tokens, int64_t count,
                                        pkv_stream stream);
 
-/* Settles tokens that were appended unknown or with register_blocks off, oldest first: unknown ones get their name,
- * known ones must be equal; full blocks among them become findable. */
+/* Settles the next count tokens from settled_length on: unknown ones get their name, known ones must be equal. Tokens
+ * behind them that were appended known and with register_blocks on settle with them; full blocks of settled tokens become
+ * findable. */
 PKV_API pkv_status pkv_sequence_commit(pkv_cache *cache, pkv_sequence sequence, const int64_t *tokens, int64_t count);
 
 /* Keeps the first length tokens; blocks wholly beyond them are released (registered ones stay cached), reserved ones
