@@ -207,6 +207,11 @@ PKV_API pkv_status pkv_pool_resize(pkv_pool *pool, int64_t num_blocks);
 PKV_API pkv_status pkv_pool_copy_blocks(pkv_pool *pool, const int32_t *sources, const int32_t *destinations,
                                         int64_t count, pkv_stream stream);
 
+/* Blocks in all, and free ones; 0 for NULL. */
+PKV_API int64_t pkv_pool_num_blocks(const pkv_pool *pool);
+PKV_API int64_t pkv_pool_num_free(const pkv_pool *pool);
+
+/* Counters, and the device's memory, which takes longer to find. */
 typedef struct pkv_pool_stats {
   size_t struct_size;
   int64_t num_blocks;
