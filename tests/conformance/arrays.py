@@ -60,10 +60,10 @@ class BlockFormat:
             self.offsets.append(planes)
         self.scale_offsets = []
         if kv_scales == "token_head":
+            end = align(end, 16)
             for _ in range(num_layers):
                 planes = []
                 for _ in self.dims:
-                    end = align(end, 16)
                     planes.append(end)
                     end += block_size * num_kv_heads * 4
                 self.scale_offsets.append(planes)

@@ -46,7 +46,8 @@ def decode(bits, dtype):
     """The exact values of bits, as float64."""
     bits = np.asarray(bits)
     if dtype == "bfloat16":
-        return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        with np.errstate(invalid="ignore"):  # NaN among them
+            return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
     if dtype in _FLOAT8_TABLE:
         return _FLOAT8_TABLE[dtype][bits.view(np.uint8)]
     return bits.astype(np.float64)

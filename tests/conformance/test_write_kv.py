@@ -36,7 +36,8 @@ def test_bits(device, dtype, source, order, kv_scales, block_size, num_kv_heads,
     rng = np.random.default_rng(sum(map(ord, dtype + source + order + kv_scales)))
     device_arrays, block_format = arrays.for_device(device), arrays.BlockFormat(**layout)
     cache = pagedkv.Cache(pagedkv.Layout(**layout), num_blocks=9, device=device)
-    assert cache.block_bytes == block_format.block_bytes
+    assert cache.layout.block_bytes == block_format.block_bytes
+    check_offsets(cache.layout, block_format)
     memory = device_arrays.read_blocks(cache)
     memory[:] = 0xA5
     device_arrays.write_blocks(cache, memory)
@@ -77,6 +78,16 @@ def test_bits(device, dtype, source, order, kv_scales, block_size, num_kv_heads,
                 e[empty] = a[empty]
                 assert_same_bits(name + " scales", layer, a, e)
     np.testing.assert_array_equal(actual, expected)  # padding between planes and unused slots are untouched
+
+
+def check_offsets(layout, block_format):
+    """What the layout tells of its planes is where the documented format has them."""
+    for layer in range(block_format.num_layers):
+        told = layout.layer(layer)
+        assert (told["k_offset"], told["v_offset"]) == tuple(block_format.offsets[layer])
+        assert told["k_offset"] % 16 == told["v_offset"] % 16 == 0
+        scales = block_format.scale_offsets
+        assert (told["k_scale_offset"], told["v_scale_offset"]) == (tuple(scales[layer]) if scales else (0, 0))
 
 
 def assert_same_bits(name, layer, actual, expected):
