@@ -57,4 +57,10 @@ Status open_backend(const char *device, Backend **out);
 // Fills everything but struct_size.
 void query_cuda(pkv_cuda_info *out);
 
+// Settings of the host kernels (implemented in host/); see pagedkv.h.
+Status set_host_num_threads(int32_t num_threads);
+int32_t host_num_threads();
+Status set_host_isa(const char *isa);
+const char *host_isa();
+
 }  // namespace pkv

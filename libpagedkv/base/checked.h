@@ -1,4 +1,5 @@
-// Size arithmetic that notices overflow. Each function returns false and leaves *out alone when the result does not fit.
+// Size arithmetic that notices overflow. Each function returns false and leaves *out alone where the result
+// does not fit.
 #pragma once
 
 #include <cstdint>

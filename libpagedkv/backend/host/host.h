@@ -8,10 +8,4 @@ namespace pkv {
 
 Backend *host_backend();
 
-// Settings of the host kernels; see pagedkv.h.
-Status set_host_num_threads(int32_t num_threads);
-int32_t host_num_threads();
-Status set_host_isa(const char *isa);
-const char *host_isa();
-
 }  // namespace pkv

@@ -1,0 +1,106 @@
+# The parts of .ci/run, one function each. $root: the repository; $work: a folder for this run; what a part's test
+# runner says last goes to $work/NAME.result.
+
+# The same objects are built several times over, in different folders.
+export CCACHE_DIR=${CCACHE_DIR:-$work/ccache} CCACHE_BASEDIR=/ CCACHE_NOHASHDIR=1
+export CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}
+
+part_setup() {
+  local packages=()
+  need() { "${@:2}" >/dev/null 2>&1 || packages+=("$1"); }
+  need cmake cmake --version
+  need ninja-build ninja --version
+  need g++ g++ --version
+  need ccache ccache --version
+  need pkg-config pkg-config --version
+  need doctest-dev test -e /usr/include/doctest/doctest.h
+  need python3 python3 --version
+  need python3-venv python3 -c 'import ensurepip, venv'
+  need python3-dev python3 -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")'
+  if [ ${#packages[@]} -gt 0 ]; then
+    echo "missing: ${packages[*]}"
+    if [ "$(id -u)" = 0 ]; then
+      export DEBIAN_FRONTEND=noninteractive
+      apt-get update -qq
+      apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
+    fi
+  fi
+  g++ --version | head -n 1
+  cmake --version | head -n 1
+  python3 --version
+}
+
+# The launcher is set by hand where it is there: without it the build is the same, only slower.
+use_ccache() {
+  if command -v ccache >/dev/null; then
+    export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_CUDA_COMPILER_LAUNCHER=ccache
+  fi
+}
+
+# A copy of what is or would be committed, with the test data beside it, and nothing that was built.
+copy_sources() {
+  mkdir -p "$1/pagedkv"
+  git -c safe.directory="$root" ls-files -z --cached --others --exclude-standard |
+    tar -c --null --ignore-failed-read -T - | tar -x -C "$1/pagedkv"
+  if [ -e "$root/../shared" ]; then
+    ln -s "$(realpath "$root/../shared")" "$1/shared"
+  fi
+}
+
+# build_and_test FOLDER CTEST_PATTERN CMAKE_ARGUMENT...
+build_and_test() {
+  local folder=$1 pattern=$2
+  cmake -S . -B "$folder" -G Ninja -DPAGEDKV_TESTS=ON "${@:3}" >"$folder.log" || { cat "$folder.log"; return 1; }
+  cmake --build "$folder"
+  ${run_prefix:-} ctest --test-dir "$folder" --output-on-failure --no-tests=error -R "$pattern" | tee "$folder.out"
+  { basename "$folder"; grep -E 'tests passed|tests failed' "$folder.out"; } | paste -s -d ' ' >"$folder.result"
+}
+
+part_cpp_tests() {
+  use_ccache
+  ASAN_OPTIONS=detect_stack_use_after_return=1 UBSAN_OPTIONS=print_stacktrace=1 \
+    build_and_test "$work/asan_ubsan" . -DPAGEDKV_CUDA=OFF -DCMAKE_BUILD_TYPE=Debug -DPAGEDKV_SANITIZE=address,undefined
+}
+
+part_thread_tests() {
+  use_ccache
+  # With much address randomisation the sanitizer of older compilers does not start.
+  local run_prefix=""
+  if setarch -R true 2>/dev/null; then run_prefix="setarch -R"; fi
+  build_and_test "$work/tsan" 'pool|thread|log|status' -DPAGEDKV_CUDA=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+    -DPAGEDKV_SANITIZE=thread
+}
+
+# All CUDA sources for one architecture, with the machine's nvcc, or else the one from PyPI.
+part_cuda() {
+  use_ccache
+  local python=()
+  if ! command -v nvcc >/dev/null && [ ! -x /usr/local/cuda/bin/nvcc ] && [ -z "${CUDACXX:-}${CUDA_HOME:-}" ]; then
+    python3 -m venv "$work/nvcc"
+    "$work/nvcc/bin/pip" install -q 'cuda-toolkit[nvcc,cudart,cccl]==13.0.*'
+    python=(-DPython_EXECUTABLE="$work/nvcc/bin/python")
+  fi
+  build_and_test "$work/cuda" . -DPAGEDKV_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=80-real "${python[@]}"
+}
+
+# The commands of the README's first code block, as they stand there: the second one passes the tests, the first one
+# does the main job.
+part_readme() {
+  local commands
+  mapfile -t commands < <(awk '/^```/ { if (inside) exit; inside = 1; next } inside && NF && !/^#/' README.md)
+  copy_sources "$work/readme"
+  for i in 1 0; do
+    printf '$ %s\n' "${commands[$i]}"
+    (cd "$work/readme/pagedkv" && bash -euo pipefail -c "${commands[$i]}" </dev/null) | tee "$work/readme_$i.out"
+  done
+  grep -E '^=+ .* in [0-9.]+s.* =+$|^[0-9]+ passed' "$work/readme_1.out" | tail -n 1 >"$work/readme.result"
+}
+
+# Installs and wheels. Last, and its closing line is the last of all.
+part_builds() {
+  use_ccache
+  python3 -m venv "$work/pytest"
+  "$work/pytest/bin/pip" install -q pytest
+  "$work/pytest/bin/python" -m pytest -m build tests/build --durations=5 | tee "$work/builds.out"
+  tail -n 1 "$work/builds.out" >"$work/zz_builds.result"
+}

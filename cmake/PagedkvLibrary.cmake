@@ -1,0 +1,52 @@
+# Targets: pagedkv_objects, every object of the library, and pagedkv, the shared library made of them.
+file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/libpagedkv/*.cc")
+list(FILTER sources EXCLUDE REGEX "/libpagedkv/backend/cuda/")
+
+add_library(pagedkv_objects OBJECT)
+target_include_directories(pagedkv_objects PUBLIC "${PROJECT_SOURCE_DIR}/libpagedkv" "${PROJECT_SOURCE_DIR}/include")
+target_compile_options(pagedkv_objects PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra>")
+target_link_libraries(pagedkv_objects PUBLIC Threads::Threads)
+
+# Host kernels: one source per instruction set, chosen among at run time.
+set(isa_options_avx2 -mavx2 -mfma -mf16c)
+set(isa_options_avx512 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c -mavx2)
+foreach(isa IN ITEMS avx2 avx512)
+  set(source "${PROJECT_SOURCE_DIR}/libpagedkv/backend/host/isa_${isa}.cc")
+  if(NOT source IN_LIST sources)
+    continue()
+  endif()
+  if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
+    set_source_files_properties("${source}" PROPERTIES COMPILE_OPTIONS "${isa_options_${isa}}")
+    string(TOUPPER ${isa} ISA)
+    target_compile_definitions(pagedkv_objects PUBLIC PKV_HAVE_${ISA}=1)
+  else()
+    list(REMOVE_ITEM sources "${source}")
+  endif()
+endforeach()
+
+if(PAGEDKV_HAVE_CUDA)
+  file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/libpagedkv/backend/cuda/*.cc"
+       "${PROJECT_SOURCE_DIR}/libpagedkv/backend/cuda/*.cu")
+  list(APPEND sources ${cuda_sources})
+  # The one source that asks.
+  set_source_files_properties("${PROJECT_SOURCE_DIR}/libpagedkv/backend/backend.cc" PROPERTIES
+                              COMPILE_DEFINITIONS PKV_HAVE_CUDA=1)
+  target_link_libraries(pagedkv_objects PUBLIC pagedkv_cudart)
+  target_compile_options(pagedkv_objects PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:-t2>")
+  if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.8)  # a fatal error in an older nvcc
+    target_compile_options(pagedkv_objects PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:-compress-mode=size>")
+  endif()
+  set_target_properties(pagedkv_objects PROPERTIES CUDA_RUNTIME_LIBRARY None)  # pagedkv_cudart brings it
+endif()
+target_sources(pagedkv_objects PRIVATE ${sources})
+
+set(exports "${PROJECT_SOURCE_DIR}/libpagedkv/exports.map")
+add_library(pagedkv SHARED $<TARGET_OBJECTS:pagedkv_objects>)
+add_library(pagedkv::pagedkv ALIAS pagedkv)
+target_include_directories(pagedkv PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>)
+target_link_libraries(pagedkv PRIVATE Threads::Threads)
+if(PAGEDKV_HAVE_CUDA)
+  target_link_libraries(pagedkv PRIVATE $<BUILD_INTERFACE:pagedkv_cudart>)
+endif()
+target_link_options(pagedkv PRIVATE "LINKER:--version-script=${exports}" "LINKER:--exclude-libs,ALL")
+set_target_properties(pagedkv PROPERTIES LINKER_LANGUAGE CXX LINK_DEPENDS "${exports}" CUDA_RUNTIME_LIBRARY None)

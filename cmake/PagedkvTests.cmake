@@ -1,0 +1,34 @@
+# ctest entries: abi.NAME for each tests/abi/NAME.c and .cc (linked to the shared library, as a client is), unit.NAME for each
+# tests/unit/NAME.cc (linked to the objects, so that they reach what is not exported);
+# tests/unit/cuda*.cc with CUDA only.
+set(strict_options -Wall -Wextra -pedantic -Werror)
+
+file(GLOB abi_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/abi/*.c" "${PROJECT_SOURCE_DIR}/tests/abi/*.cc")
+foreach(source IN LISTS abi_sources)
+  get_filename_component(name "${source}" NAME_WE)
+  add_executable(abi_${name} "${source}")
+  target_compile_options(abi_${name} PRIVATE ${strict_options})
+  target_link_libraries(abi_${name} PRIVATE pagedkv Threads::Threads m)
+  set_target_properties(abi_${name} PROPERTIES C_EXTENSIONS OFF)
+  add_test(NAME abi.${name} COMMAND abi_${name})
+endforeach()
+
+add_library(pagedkv_internal STATIC)
+target_link_libraries(pagedkv_internal PUBLIC pagedkv_objects)
+find_path(DOCTEST_INCLUDE_DIR doctest/doctest.h REQUIRED)
+file(GLOB unit_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/unit/*.cc")
+if(NOT PAGEDKV_HAVE_CUDA)
+  list(FILTER unit_sources EXCLUDE REGEX "/cuda[^/]*$")
+endif()
+add_executable(unit_tests ${unit_sources})
+target_compile_options(unit_tests PRIVATE -Wall -Wextra)
+target_include_directories(unit_tests SYSTEM PRIVATE "${DOCTEST_INCLUDE_DIR}")
+target_link_libraries(unit_tests PRIVATE pagedkv_internal)
+foreach(source IN LISTS unit_sources)
+  get_filename_component(name "${source}" NAME_WE)
+  if(name STREQUAL "main")
+    continue()
+  endif()
+  add_test(NAME unit.${name} COMMAND unit_tests "--source-file=*/${name}.cc")
+  set_tests_properties(unit.${name} PROPERTIES FAIL_REGULAR_EXPRESSION "test cases: +0 ")  # a wrong file name
+endforeach()

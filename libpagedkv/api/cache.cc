@@ -1,0 +1,213 @@
+#include <algorithm>
+#include <cinttypes>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "api/abi.h"
+#include "backend/backend.h"
+
+using namespace pkv;
+
+namespace {
+
+constexpr int32_t kMaxGroups = 1024;
+constexpr int64_t kMaxBlocks = std::numeric_limits<int32_t>::max();
+
+Status check_cache(const pkv_cache *cache) { return check_pointer("cache", cache); }
+
+Status read_layout(const pkv_layout *layout, Layout *out) {
+  pkv_layout given;
+  PKV_TRY(read_struct("layout", layout, &given));
+  if (given.num_groups < 1 || given.num_groups > kMaxGroups) {
+    return fail(PKV_INVALID_ARGUMENT, "layout->num_groups is %d, not in 1 to %d", given.num_groups, kMaxGroups);
+  }
+  PKV_TRY(check_struct("layout->groups", given.groups));
+  // The caller's elements may be of another size than ours.
+  const size_t stride = given.groups[0].struct_size;
+  std::vector<pkv_layer_group> groups(static_cast<size_t>(given.num_groups));
+  for (size_t i = 0; i < groups.size(); ++i) {
+    const char *element = reinterpret_cast<const char *>(given.groups) + i * stride;
+    PKV_TRY(read_struct("layout->groups", reinterpret_cast<const pkv_layer_group *>(element), &groups[i]));
+  }
+  given.groups = groups.data();
+  return Layout::create(given, out);
+}
+
+Status check_eviction(pkv_eviction eviction) {
+  if (eviction == PKV_EVICTION_LRU) return PKV_OK;
+  if (eviction > PKV_EVICTION_LRU && eviction <= PKV_EVICTION_S3FIFO) {
+    return fail(PKV_UNSUPPORTED, "eviction is %d: this version evicts by lru (%d) only", static_cast<int>(eviction),
+                static_cast<int>(PKV_EVICTION_LRU));
+  }
+  return fail(PKV_INVALID_ARGUMENT, "eviction is %d, unknown", static_cast<int>(eviction));
+}
+
+// The size of the pool, given in one of three ways.
+Status choose_num_blocks(const pkv_cache_options &options, uint64_t block_bytes, Backend *backend, int64_t *out) {
+  const bool has_fraction = options.memory_fraction != 0;
+  const int num_given = (options.num_blocks != 0) + (options.pool_bytes != 0) + has_fraction;
+  if (num_given > 1) {
+    return fail(PKV_INVALID_ARGUMENT, "num_blocks (%" PRId64 "), pool_bytes (%" PRIu64
+                ") and memory_fraction (%g) exclude each other", options.num_blocks, options.pool_bytes,
+                options.memory_fraction);
+  }
+  *out = options.num_blocks;
+  if (num_given == 0) {
+    if (options.memory != nullptr) return PKV_OK;  // as many as fit
+    return fail(PKV_INVALID_ARGUMENT, "one of num_blocks, pool_bytes, memory_fraction and memory must be given");
+  }
+  if (options.num_blocks != 0) return PKV_OK;
+  uint64_t bytes = options.pool_bytes;
+  if (has_fraction) {
+    if (!(options.memory_fraction > 0 && options.memory_fraction <= 1)) {
+      return fail(PKV_INVALID_ARGUMENT, "memory_fraction is %g, not in (0, 1]", options.memory_fraction);
+    }
+    DeviceInfo info = {};
+    PKV_TRY(backend->query(&info));
+    bytes = static_cast<uint64_t>(static_cast<double>(info.free_bytes) * options.memory_fraction);
+  }
+  *out = static_cast<int64_t>(std::min<uint64_t>(bytes / block_bytes, kMaxBlocks));
+  if (*out == 0) {
+    return fail(PKV_INVALID_ARGUMENT, "%" PRIu64 " bytes are less than one block of %" PRIu64, bytes, block_bytes);
+  }
+  return PKV_OK;
+}
+
+}  // namespace
+
+pkv_status pkv_layout_describe(const pkv_layout *layout, pkv_layout_info *out) {
+  return guarded([&]() -> Status {
+    PKV_TRY(check_struct("out", out));
+    Layout read;
+    PKV_TRY(read_layout(layout, &read));
+    pkv_layout_info info = {};
+    info.block_bytes = read.block_bytes();
+    info.token_bytes = read.token_bytes();
+    write_struct(info, out);
+    return PKV_OK;
+  });
+}
+
+pkv_status pkv_layout_layer(const pkv_layout *layout, int32_t layer, pkv_layer_info *out) {
+  return guarded([&]() -> Status {
+    PKV_TRY(check_struct("out", out));
+    Layout read;
+    PKV_TRY(read_layout(layout, &read));
+    if (layer < 0 || layer >= read.num_layers()) {
+      return fail(PKV_INVALID_ARGUMENT, "layer is %d, but the layout has %d layers", layer, read.num_layers());
+    }
+    pkv_layer_info info = {};
+    read.describe_layer(layer, &info);
+    write_struct(info, out);
+    return PKV_OK;
+  });
+}
+
+pkv_status pkv_cache_create(const pkv_cache_options *options, pkv_cache **out) {
+  return guarded([&]() -> Status {
+    PKV_TRY(check_pointer("out", out));
+    *out = nullptr;
+    pkv_cache_options given;
+    PKV_TRY(read_struct("options", options, &given));
+    CacheOptions cache_options;
+    PKV_TRY(read_layout(given.layout, &cache_options.layout));
+    PKV_TRY(read_toggle("prefix_caching", given.prefix_caching, true, &cache_options.prefix_caching));
+    PKV_TRY(check_eviction(given.eviction));
+    cache_options.hash_seed = given.hash_seed;
+    Backend *backend = nullptr;
+    PKV_TRY(open_backend(given.device, &backend));
+    const uint64_t block_bytes = cache_options.layout.block_bytes();
+    int64_t num_blocks = 0;
+    PKV_TRY(choose_num_blocks(given, block_bytes, backend, &num_blocks));
+    cache_options.pool = {block_bytes, num_blocks, given.memory, given.memory_bytes};
+    auto handle = std::make_unique<pkv_cache>();
+    PKV_TRY(Cache::create(backend, cache_options, &handle->cache));
+    *out = handle.release();
+    return PKV_OK;
+  });
+}
+
+void pkv_cache_destroy(pkv_cache *cache) { delete cache; }
+
+pkv_status pkv_cache_set_kv_scales(pkv_cache *cache, int32_t layer, const float *k_scale, const float *v_scale) {
+  return guarded([&]() -> Status {
+    PKV_TRY(check_cache(cache));
+    PKV_TRY(check_pointer("k_scale", k_scale));
+    PKV_TRY(check_pointer("v_scale", v_scale));
+    return cache->cache->set_kv_scales(layer, k_scale, v_scale);
+  });
+}
+
+pkv_status pkv_cache_evict(pkv_cache *cache, int64_t n, int64_t *out_evicted) {
+  return guarded([&]() -> Status {
+    PKV_TRY(check_cache(cache));
+    int64_t evicted = 0;
+    PKV_TRY(cache->cache->evict(n, &evicted));
+    if (out_evicted != nullptr) *out_evicted = evicted;
+    return PKV_OK;
+  });
+}
+
+pkv_status pkv_cache_reset(pkv_cache *cache) {
+  return guarded([&]() -> Status {
+    PKV_TRY(check_cache(cache));
+    return cache->cache->reset();
+  });
+}
+
+pkv_status pkv_cache_get_stats(const pkv_cache *cache, pkv_cache_stats *out) {
+  return guarded([&]() -> Status {
+    PKV_TRY(check_cache(cache));
+    PKV_TRY(check_struct("out", out));
+    pkv_cache_stats stats = {};
+    cache->cache->get_stats(&stats);
+    write_struct(stats, out);
+    return PKV_OK;
+  });
+}
+
+pkv_status pkv_cache_check(const pkv_cache *cache) {
+  return guarded([&]() -> Status {
+    PKV_TRY(check_cache(cache));
+    return cache->cache->check();
+  });
+}
+
+pkv_status pkv_cache_explain(const pkv_cache *cache, int32_t block, char *buffer, size_t capacity,
+                             size_t *out_length) {
+  return guarded([&]() -> Status {
+    PKV_TRY(check_cache(cache));
+    PKV_TRY(check_pointer("out_length", out_length));
+    if (capacity > 0) PKV_TRY(check_pointer("buffer", buffer));
+    std::string text;
+    PKV_TRY(cache->cache->explain(block, &text));
+    if (capacity > 0) {
+      const size_t length = std::min(text.size(), capacity - 1);
+      std::memcpy(buffer, text.data(), length);
+      buffer[length] = '\0';
+    }
+    *out_length = text.size();
+    return PKV_OK;
+  });
+}
+
+pkv_status pkv_cache_block_ptr(const pkv_cache *cache, int32_t block, void **out) {
+  return guarded([&]() -> Status {
+    PKV_TRY(check_cache(cache));
+    PKV_TRY(check_pointer("out", out));
+    return cache->cache->pool().block_ptr(block, out);
+  });
+}
+
+pkv_status pkv_cache_victims(const pkv_cache *cache, int64_t n, pkv_sequence *out_sequences, int64_t capacity,
+                             int64_t *out_count) {
+  return guarded([&]() -> Status {
+    PKV_TRY(check_cache(cache));
+    PKV_TRY(check_pointer("out_count", out_count));
+    if (capacity < 0) return fail(PKV_INVALID_ARGUMENT, "capacity is %" PRId64 ", negative", capacity);
+    PKV_TRY(check_array("out_sequences", out_sequences, capacity));
+    return cache->cache->find_victims(n, out_sequences, capacity, out_count);
+  });
+}

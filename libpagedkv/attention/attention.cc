@@ -1,0 +1,240 @@
+#include "attention/attention.h"
+
+#include <cinttypes>
+#include <cmath>
+#include <cstdio>
+#include <initializer_list>
+
+#include "base/checked.h"
+#include "base/dtype.h"
+
+namespace pkv {
+namespace {
+
+constexpr int64_t kMaxHeads = 65536;
+
+// A tensor that was checked: where it is, and how far its rows are apart (elements).
+struct Rows {
+  void *data = nullptr;
+  pkv_dtype dtype = PKV_DTYPE_NONE;
+  int64_t strides[2] = {0, 0};  // of the first two dimensions
+};
+
+const char *name_or_unknown(pkv_dtype dtype) {
+  const char *name = dtype_name(dtype);
+  return name == nullptr ? "unknown" : name;
+}
+
+// Checks a tensor of exactly this shape; the last dimension must be contiguous. -1 accepts any size from 1 on.
+Status check_tensor(const char *name, const pkv_tensor &tensor, std::initializer_list<int64_t> shape, Rows *out) {
+  const int32_t ndim = static_cast<int32_t>(shape.size());
+  if (tensor.ndim != ndim) return fail(PKV_INVALID_ARGUMENT, "%s has %d dimensions, not %d", name, tensor.ndim, ndim);
+  if (dtype_bytes(tensor.dtype) == 0) {
+    return fail(PKV_INVALID_ARGUMENT, "%s has dtype %d, unknown", name, static_cast<int>(tensor.dtype));
+  }
+  bool is_empty = false, has_strides = false;
+  int32_t i = 0;
+  for (int64_t size : shape) {
+    const int64_t given = tensor.shape[i];
+    if (size == -1 ? given < 1 : given != size) {
+      if (size == -1) return fail(PKV_INVALID_ARGUMENT, "%s has shape[%d] = %" PRId64, name, i, given);
+      return fail(PKV_INVALID_ARGUMENT, "%s has shape[%d] = %" PRId64 ", not %" PRId64, name, i, given, size);
+    }
+    is_empty = is_empty || given == 0;
+    has_strides = has_strides || tensor.strides[i] != 0;
+    ++i;
+  }
+  if (tensor.data == nullptr && !is_empty) return fail(PKV_INVALID_ARGUMENT, "%s has data NULL", name);
+  if (reinterpret_cast<uintptr_t>(tensor.data) % static_cast<uintptr_t>(dtype_bytes(tensor.dtype)) != 0) {
+    return fail(PKV_INVALID_ARGUMENT, "%s has data at %p, not aligned to its dtype %s", name, tensor.data,
+                dtype_name(tensor.dtype));
+  }
+  out->data = tensor.data;
+  out->dtype = tensor.dtype;
+  if (!has_strides) {
+    int64_t stride = 1;
+    for (int32_t d = ndim - 1; d >= 0; --d) {
+      if (d < 2) out->strides[d] = stride;
+      if (!checked_multiply(stride, tensor.shape[d] == 0 ? 1 : tensor.shape[d], &stride)) {
+        return fail(PKV_INVALID_ARGUMENT, "%s is larger than the address space", name);
+      }
+    }
+    return PKV_OK;
+  }
+  if (tensor.shape[ndim - 1] > 1 && tensor.strides[ndim - 1] != 1) {
+    return fail(PKV_INVALID_ARGUMENT, "%s has strides[%d] = %" PRId64 ", not 1: the last dimension must be contiguous",
+                name, ndim - 1, tensor.strides[ndim - 1]);
+  }
+  for (int32_t d = 0; d < ndim && d < 2; ++d) {
+    out->strides[d] = tensor.strides[d];
+    int64_t span = 0;
+    if (!checked_multiply(tensor.strides[d], tensor.shape[d], &span) || !checked_multiply(span, int64_t{8}, &span)) {
+      return fail(PKV_INVALID_ARGUMENT, "%s has strides[%d] = %" PRId64 ", too large", name, d, tensor.strides[d]);
+    }
+  }
+  return PKV_OK;
+}
+
+// A tensor that is written: no two of its elements may share memory, as in a broadcast.
+Status check_written(const char *name, const pkv_tensor &tensor, std::initializer_list<int64_t> shape, Rows *out) {
+  PKV_TRY(check_tensor(name, tensor, shape, out));
+  for (int d = 0; d < 2; ++d) {
+    if (out->strides[d] == 0 && tensor.shape[d] > 1) {
+      return fail(PKV_INVALID_ARGUMENT, "%s has strides[%d] = 0: its rows overlap, but they are written", name, d);
+    }
+  }
+  return PKV_OK;
+}
+
+Status check_float_dtype(const char *name, pkv_dtype dtype) {
+  if (is_float_dtype(dtype)) return PKV_OK;
+  return fail(PKV_INVALID_ARGUMENT, "%s has dtype %s, not float32, float16 or bfloat16", name, name_or_unknown(dtype));
+}
+
+Status check_same_dtype(const char *name, pkv_dtype dtype, const char *other_name, pkv_dtype other) {
+  if (dtype == other) return PKV_OK;
+  return fail(PKV_INVALID_ARGUMENT, "%s has dtype %s, but %s has %s", name, name_or_unknown(dtype), other_name,
+              name_or_unknown(other));
+}
+
+Status check_float32(const char *name, const pkv_tensor &tensor, std::initializer_list<int64_t> shape, Rows *out) {
+  PKV_TRY(check_tensor(name, tensor, shape, out));
+  if (tensor.dtype == PKV_FLOAT32) return PKV_OK;
+  return fail(PKV_INVALID_ARGUMENT, "%s has dtype %s, not float32", name, name_or_unknown(tensor.dtype));
+}
+
+Status check_per_head(const char *name, const pkv_tensor *tensor, int64_t num_heads, const float **out) {
+  *out = nullptr;
+  if (tensor == nullptr) return PKV_OK;
+  Rows rows;
+  PKV_TRY(check_float32(name, *tensor, {num_heads}, &rows));
+  *out = static_cast<const float *>(rows.data);
+  return PKV_OK;
+}
+
+Status check_toggle(const char *name, pkv_toggle toggle) {
+  if (toggle == PKV_DEFAULT || toggle == PKV_ON || toggle == PKV_OFF) return PKV_OK;
+  return fail(PKV_INVALID_ARGUMENT, "%s is %d, unknown", name, static_cast<int>(toggle));
+}
+
+}  // namespace
+
+Status write_kv(Backend *backend, const PagedKv &kv, const StepTables &tables, const pkv_tensor &k,
+                const pkv_tensor &v, pkv_stream stream) {
+  Rows k_rows, v_rows;
+  PKV_TRY(check_tensor("k", k, {tables.num_tokens, kv.num_kv_heads, kv.head_dim}, &k_rows));
+  PKV_TRY(check_tensor("v", v, {tables.num_tokens, kv.num_kv_heads, kv.v_head_dim}, &v_rows));
+  if (!is_float_dtype(k.dtype) && k.dtype != kv.dtype) {
+    return fail(PKV_INVALID_ARGUMENT, "k has dtype %s, neither float32, float16, bfloat16 nor the cache's %s",
+                name_or_unknown(k.dtype), name_or_unknown(kv.dtype));
+  }
+  PKV_TRY(check_same_dtype("v", v.dtype, "k", k.dtype));
+  if (tables.num_tokens == 0) return PKV_OK;
+  WriteKvParams params = {};
+  params.kv = kv;
+  params.num_tokens = tables.num_tokens;
+  params.slot_mapping = tables.slot_mapping;
+  params.k = k_rows.data;
+  params.v = v_rows.data;
+  params.dtype = k.dtype;
+  params.k_token_stride = k_rows.strides[0];
+  params.k_head_stride = k_rows.strides[1];
+  params.v_token_stride = v_rows.strides[0];
+  params.v_head_stride = v_rows.strides[1];
+  return backend->write_kv(params, stream);
+}
+
+Status attend(Backend *backend, const PagedKv &kv, const StepTables &tables, const pkv_tensor &q,
+              const pkv_tensor &out, const pkv_attend_options &options) {
+  Rows q_rows, out_rows;
+  PKV_TRY(check_tensor("q", q, {tables.num_tokens, -1, kv.head_dim}, &q_rows));
+  PKV_TRY(check_float_dtype("q", q.dtype));
+  const int64_t num_heads = q.shape[1];
+  if (num_heads > kMaxHeads || num_heads % kv.num_kv_heads != 0) {
+    return fail(PKV_INVALID_ARGUMENT, "q has %" PRId64 " heads, not a multiple of num_kv_heads, %d, up to %" PRId64,
+                num_heads, kv.num_kv_heads, kMaxHeads);
+  }
+  PKV_TRY(check_written("out", out, {tables.num_tokens, num_heads, kv.v_head_dim}, &out_rows));
+  PKV_TRY(check_same_dtype("out", out.dtype, "q", q.dtype));
+  AttendParams params = {};
+  PKV_TRY(check_per_head("sinks", options.sinks, num_heads, &params.sinks));
+  PKV_TRY(check_per_head("alibi_slopes", options.alibi_slopes, num_heads, &params.alibi_slopes));
+  if (options.lse != nullptr) {
+    Rows lse_rows;
+    PKV_TRY(check_written("lse", *options.lse, {tables.num_tokens, num_heads}, &lse_rows));
+    PKV_TRY(check_float32("lse", *options.lse, {tables.num_tokens, num_heads}, &lse_rows));
+    params.lse = static_cast<float *>(lse_rows.data);
+    params.lse_token_stride = lse_rows.strides[0];
+    params.lse_head_stride = lse_rows.strides[1];
+  }
+  PKV_TRY(check_toggle("causal", options.causal));
+  if (!std::isfinite(options.scale)) {
+    return fail(PKV_INVALID_ARGUMENT, "scale is %g, not finite", static_cast<double>(options.scale));
+  }
+  if (!std::isfinite(options.softcap) || options.softcap < 0) {
+    return fail(PKV_INVALID_ARGUMENT, "softcap is %g, not finite and positive", static_cast<double>(options.softcap));
+  }
+  if (options.window < 0) return fail(PKV_INVALID_ARGUMENT, "window is %" PRId64 ", negative", options.window);
+  if (tables.num_tokens == 0) return PKV_OK;
+  params.kv = kv;
+  params.tables = tables;
+  params.num_heads = static_cast<int32_t>(num_heads);
+  params.q = q_rows.data;
+  params.out = out_rows.data;
+  params.dtype = q.dtype;
+  params.q_token_stride = q_rows.strides[0];
+  params.q_head_stride = q_rows.strides[1];
+  params.out_token_stride = out_rows.strides[0];
+  params.out_head_stride = out_rows.strides[1];
+  params.scale = options.scale == 0 ? 1.0f / std::sqrt(static_cast<float>(kv.head_dim)) : options.scale;
+  params.is_causal = options.causal != PKV_OFF;
+  params.window = options.window;
+  params.softcap = options.softcap;
+  return backend->attend(params, options.stream);
+}
+
+Status merge_states(Backend *backend, const pkv_tensor &out_a, const pkv_tensor &lse_a, const pkv_tensor &out_b,
+                    const pkv_tensor &lse_b, const pkv_tensor &out, const pkv_tensor *lse, pkv_stream stream) {
+  if (out_a.ndim != 3) return fail(PKV_INVALID_ARGUMENT, "out_a has %d dimensions, not 3", out_a.ndim);
+  const int64_t num_tokens = out_a.shape[0], num_heads = out_a.shape[1], head_dim = out_a.shape[2];
+  if (num_tokens < 0 || num_heads < 1 || num_heads > kMaxHeads || head_dim < 1 || head_dim > kMaxHeads) {
+    return fail(PKV_INVALID_ARGUMENT, "out_a has shape [%" PRId64 ", %" PRId64 ", %" PRId64 "]", num_tokens, num_heads,
+                head_dim);
+  }
+  Rows a, b, merged, a_lse, b_lse, merged_lse;
+  PKV_TRY(check_tensor("out_a", out_a, {num_tokens, num_heads, head_dim}, &a));
+  PKV_TRY(check_tensor("out_b", out_b, {num_tokens, num_heads, head_dim}, &b));
+  PKV_TRY(check_written("out", out, {num_tokens, num_heads, head_dim}, &merged));
+  PKV_TRY(check_float_dtype("out_a", out_a.dtype));
+  PKV_TRY(check_same_dtype("out_b", out_b.dtype, "out_a", out_a.dtype));
+  PKV_TRY(check_same_dtype("out", out.dtype, "out_a", out_a.dtype));
+  PKV_TRY(check_float32("lse_a", lse_a, {num_tokens, num_heads}, &a_lse));
+  PKV_TRY(check_float32("lse_b", lse_b, {num_tokens, num_heads}, &b_lse));
+  if (lse != nullptr) {
+    PKV_TRY(check_written("lse", *lse, {num_tokens, num_heads}, &merged_lse));
+    PKV_TRY(check_float32("lse", *lse, {num_tokens, num_heads}, &merged_lse));
+  }
+  if (num_tokens == 0) return PKV_OK;
+  MergeStatesParams params = {};
+  params.num_tokens = num_tokens;
+  params.num_heads = static_cast<int32_t>(num_heads);
+  params.head_dim = static_cast<int32_t>(head_dim);
+  params.dtype = out_a.dtype;
+  params.out_a = a.data;
+  params.out_b = b.data;
+  params.out = merged.data;
+  params.lse_a = static_cast<const float *>(a_lse.data);
+  params.lse_b = static_cast<const float *>(b_lse.data);
+  params.lse = static_cast<float *>(merged_lse.data);
+  for (int i = 0; i < 2; ++i) {
+    params.out_a_strides[i] = a.strides[i];
+    params.out_b_strides[i] = b.strides[i];
+    params.out_strides[i] = merged.strides[i];
+    params.lse_a_strides[i] = a_lse.strides[i];
+    params.lse_b_strides[i] = b_lse.strides[i];
+    params.lse_strides[i] = merged_lse.strides[i];
+  }
+  return backend->merge_states(params, stream);
+}
+
+}  // namespace pkv

@@ -1,0 +1,21 @@
+// From tensors of the ABI to kernel parameters: checks every shape, dtype and stride once, then calls the backend.
+// Stateless.
+#pragma once
+
+#include "backend/backend.h"
+
+namespace pkv {
+
+// k, v: one row per token of the step.
+Status write_kv(Backend *backend, const PagedKv &kv, const StepTables &tables, const pkv_tensor &k,
+                const pkv_tensor &v, pkv_stream stream);
+
+// options: as in the ABI; its tensors may be null.
+Status attend(Backend *backend, const PagedKv &kv, const StepTables &tables, const pkv_tensor &q,
+              const pkv_tensor &out, const pkv_attend_options &options);
+
+// lse may be null.
+Status merge_states(Backend *backend, const pkv_tensor &out_a, const pkv_tensor &lse_a, const pkv_tensor &out_b,
+                    const pkv_tensor &lse_b, const pkv_tensor &out, const pkv_tensor *lse, pkv_stream stream);
+
+}  // namespace pkv

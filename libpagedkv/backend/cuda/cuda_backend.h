@@ -1,0 +1,46 @@
+// The backend of one CUDA device. Every call makes the device's context current and leaves the caller's as it was.
+// Thread-safe: what changes after creation is the table of allocations, under its mutex.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <map>
+#include <mutex>
+
+#include "backend/backend.h"
+
+namespace pkv {
+
+class CudaBackend final : public Backend {
+ public:
+  // UNSUPPORTED where the library holds no code for the device.
+  static Status create(int ordinal, CudaBackend **out);
+
+  const char *device() const override { return device_; }
+  bool is_host() const override { return false; }
+  Status query(DeviceInfo *out) override;
+  Status allocate_memory(uint64_t bytes, DeviceMemory *out) override;
+  void release_memory(DeviceMemory *memory) override;
+  Status resize_memory(DeviceMemory *memory, uint64_t bytes) override;
+  Status upload(void *destination, const void *source, uint64_t bytes) override;
+  Status copy_blocks(const CopyBlocksParams &params, pkv_stream stream) override;
+  Status write_kv(const WriteKvParams &params, pkv_stream stream) override;
+  Status attend(const AttendParams &params, pkv_stream stream) override;
+  Status merge_states(const MergeStatesParams &params, pkv_stream stream) override;
+
+ private:
+  Status prepare_device(int ordinal);
+  Status allocate_cuda(uint64_t bytes, void **out);
+
+  char device_[16] = "";
+  char name_[128] = "";
+  int32_t compute_capability_ = 0;
+  int32_t num_processors_ = 0;
+  CUcontext context_ = nullptr;
+  cudaStream_t upload_stream_ = nullptr;
+  std::mutex mutex_;
+  std::map<void *, void *> allocations_;  // base given out -> what cudaMalloc gave
+};
+
+}  // namespace pkv

@@ -1,0 +1,77 @@
+#include <cstdio>
+#include <cstring>
+
+#include "backend/host/copy_blocks.h"
+#include "backend/host/host.h"
+#include "backend/host/host_memory.h"
+#include "backend/host/kernels.h"
+#include "backend/host/machine.h"
+#include "backend/host/reference.h"
+
+namespace pkv {
+namespace {
+
+// Without state of its own. Streams mean nothing here: work is done at return.
+class HostBackend final : public Backend {
+ public:
+  const char *device() const override { return "host"; }
+  bool is_host() const override { return true; }
+
+  Status query(DeviceInfo *out) override {
+    const MemoryLimits limits = read_memory_limits("");
+    std::snprintf(out->device, sizeof out->device, "host");
+    read_processor_name(out->name, sizeof out->name);
+    out->total_bytes = limits.total_bytes;
+    out->free_bytes = limits.available_bytes;
+    out->compute_capability = 0;
+    out->num_processors = host_num_threads();
+    return PKV_OK;
+  }
+
+  Status allocate_memory(uint64_t bytes, DeviceMemory *out) override { return allocate_host_memory(bytes, out); }
+  void release_memory(DeviceMemory *memory) override { release_host_memory(memory); }
+  Status resize_memory(DeviceMemory *memory, uint64_t bytes) override { return resize_host_memory(memory, bytes); }
+
+  Status upload(void *destination, const void *source, uint64_t bytes) override {
+    if (bytes > 0) std::memcpy(destination, source, bytes);
+    return PKV_OK;
+  }
+
+  Status copy_blocks(const CopyBlocksParams &params, pkv_stream) override { return copy_host_blocks(params); }
+
+  Status write_kv(const WriteKvParams &params, pkv_stream) override {
+    const IsaKernels *inner = host_kernels().inner;
+    if (inner == nullptr) {
+      reference_write_kv(params);
+    } else {
+      write_tokens(*inner, params, host_num_threads());
+    }
+    return PKV_OK;
+  }
+
+  Status attend(const AttendParams &params, pkv_stream) override {
+    const IsaKernels *inner = host_kernels().inner;
+    if (inner != nullptr) return attend_in_tiles(*inner, params, host_num_threads());
+    reference_attend(params);
+    return PKV_OK;
+  }
+
+  Status merge_states(const MergeStatesParams &params, pkv_stream) override {
+    const IsaKernels *inner = host_kernels().inner;
+    if (inner == nullptr) {
+      reference_merge_states(params);
+    } else {
+      merge_tokens(*inner, params, host_num_threads());
+    }
+    return PKV_OK;
+  }
+};
+
+}  // namespace
+
+Backend *host_backend() {
+  static HostBackend backend;
+  return &backend;
+}
+
+}  // namespace pkv

@@ -1,0 +1,42 @@
+// All address arithmetic of a paged cache on the host: where a K or V row and its scales stand. 64-bit throughout.
+// Internal linkage, because kernel files are compiled for different instruction sets.
+#pragma once
+
+#include "backend/params.h"
+
+namespace pkv {
+namespace {
+
+[[maybe_unused]] inline char *block_address(const PagedKv &kv, int64_t block) {
+  return static_cast<char *>(kv.base) + static_cast<uint64_t>(block) * kv.block_bytes;
+}
+
+// Bytes from the start of a block to a row of head_dim (K) or v_head_dim (V) elements.
+[[maybe_unused]] inline int64_t k_row_offset(const PagedKv &kv, int64_t offset, int64_t head, int64_t element_bytes) {
+  return static_cast<int64_t>(kv.k_offset) + (offset * kv.k_token_stride + head * kv.k_head_stride) * element_bytes;
+}
+
+[[maybe_unused]] inline int64_t v_row_offset(const PagedKv &kv, int64_t offset, int64_t head, int64_t element_bytes) {
+  return static_cast<int64_t>(kv.v_offset) + (offset * kv.v_token_stride + head * kv.v_head_stride) * element_bytes;
+}
+
+// Bytes from a plane of per-token scales to the scale of one row; add k_scale_offset or v_scale_offset.
+[[maybe_unused]] inline int64_t scale_row_offset(const PagedKv &kv, int64_t offset, int64_t head) {
+  return (offset * kv.scale_token_stride + head * kv.scale_head_stride) * static_cast<int64_t>(sizeof(float));
+}
+
+// Where the keys end and begin that query `i` of `num_queries` sees, before holes in the block table.
+struct KeyRange {
+  int64_t begin, end;  // empty if begin >= end
+};
+
+[[maybe_unused]] inline KeyRange visible_keys(const AttendParams &params, int64_t seq_len, int64_t num_queries, int64_t i) {
+  const int64_t position = seq_len - num_queries + i;
+  KeyRange range = {0, seq_len};
+  if (params.is_causal && position + 1 < range.end) range.end = position + 1;
+  if (params.window > 0 && position - params.window + 1 > range.begin) range.begin = position - params.window + 1;
+  return range;
+}
+
+}  // namespace
+}  // namespace pkv

@@ -1,0 +1,67 @@
+#include <cfloat>
+#include <cmath>
+
+#include "backend/host/number_formats.h"
+#include "backend/host/paged_address.h"
+#include "backend/host/reference.h"
+#include "base/dtype.h"
+
+namespace pkv {
+namespace {
+
+// Scale that brings the row's largest finite magnitude to the largest value of the format; 1 for a row so small that
+// the scale would not be a normal number: it is stored as zeros.
+float find_scale(pkv_dtype from, const char *row, int64_t dim, pkv_dtype to) {
+  float largest = 0;
+  for (int64_t i = 0; i < dim; ++i) {
+    const float magnitude = std::fabs(decode_element(from, row, i));
+    if (magnitude > largest && magnitude <= FLT_MAX) largest = magnitude;
+  }
+  const float scale = largest / largest_quantised(to);
+  return scale >= FLT_MIN ? scale : 1.0f;
+}
+
+// Stores a row of `dim` elements. `token_scale` is where its scale goes, or null: then `static_scale` is used.
+void write_row(pkv_dtype from, const char *source, int64_t dim, pkv_dtype to, char *destination, char *token_scale,
+               float static_scale) {
+  float scale = static_scale;
+  if (token_scale != nullptr) {
+    scale = from == to ? 1.0f : find_scale(from, source, dim, to);
+    std::memcpy(token_scale, &scale, sizeof scale);
+  }
+  if (from == to) {
+    std::memcpy(destination, source, static_cast<size_t>(dim) * dtype_bytes(to));
+    return;
+  }
+  for (int64_t i = 0; i < dim; ++i) {
+    const float value = decode_element(from, source, i);
+    encode_element(to, destination, i, is_quantised_dtype(to) ? value / scale : value);
+  }
+}
+
+}  // namespace
+
+void reference_write_kv(const WriteKvParams &params) {
+  const PagedKv &kv = params.kv;
+  const int64_t from_bytes = dtype_bytes(params.dtype), to_bytes = dtype_bytes(kv.dtype);
+  const bool is_scaled_by_token = kv.kv_scales == PKV_SCALES_PER_TOKEN_HEAD;
+  for (int64_t token = 0; token < params.num_tokens; ++token) {
+    const int64_t slot = params.slot_mapping[token];
+    if (slot < 0) continue;
+    char *block = block_address(kv, slot / kv.block_size);
+    const int64_t offset = slot % kv.block_size;
+    for (int64_t head = 0; head < kv.num_kv_heads; ++head) {
+      const char *k = static_cast<const char *>(params.k) +
+                      (token * params.k_token_stride + head * params.k_head_stride) * from_bytes;
+      const char *v = static_cast<const char *>(params.v) +
+                      (token * params.v_token_stride + head * params.v_head_stride) * from_bytes;
+      char *scales = is_scaled_by_token ? block + scale_row_offset(kv, offset, head) : nullptr;
+      write_row(params.dtype, k, kv.head_dim, kv.dtype, block + k_row_offset(kv, offset, head, to_bytes),
+                scales == nullptr ? nullptr : scales + kv.k_scale_offset, scales == nullptr ? kv.k_scale[head] : 1.0f);
+      write_row(params.dtype, v, kv.v_head_dim, kv.dtype, block + v_row_offset(kv, offset, head, to_bytes),
+                scales == nullptr ? nullptr : scales + kv.v_scale_offset, scales == nullptr ? kv.v_scale[head] : 1.0f);
+    }
+  }
+}
+
+}  // namespace pkv

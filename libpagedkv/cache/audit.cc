@@ -1,0 +1,111 @@
+// check: every invariant of a cache, from scratch. explain: one block, in words.
+#include <cinttypes>
+
+#include "base/checked.h"
+#include "base/json.h"
+#include "cache/cache.h"
+
+namespace pkv {
+
+Status Cache::check() const {
+  PKV_TRY(blocks_.validate());
+  const int32_t block_size = layout_.block_size();
+  std::vector<int32_t> holders(static_cast<size_t>(num_blocks()), 0);
+  int64_t num_open = 0;
+  for (size_t index = 0; index < sequences_.size(); ++index) {
+    const Sequence &sequence = *sequences_[index];
+    if (!sequence.is_open) continue;
+    ++num_open;
+    if (sequence.num_blocks > sequence.table.size() || sequence.num_blocks < divide_up(sequence.length, block_size) ||
+        sequence.settled_length > sequence.length || sequence.settled_length < 0) {
+      return fail(PKV_INTERNAL, "sequence %zu has length %" PRId64 ", %" PRId64 " of it settled, in %d blocks", index,
+                  sequence.length, sequence.settled_length, sequence.num_blocks);
+    }
+    for (int32_t i = 0; i < sequence.num_blocks; ++i) {
+      const int32_t block = sequence.table[i];
+      if (block < 0 || block >= num_blocks()) {
+        return fail(PKV_INTERNAL, "sequence %zu has block %d at %d", index, block, i);
+      }
+      ++holders[block];
+    }
+    Hash128 hash = hasher_.root(sequence.namespace_id);
+    for (int64_t i = 0; prefix_caching_ && i < sequence.settled_length / block_size; ++i) {
+      const BlockRecord &record = blocks_.record(sequence.table[i]);
+      hash = hasher_.extend(hash, blocks_.tokens(sequence.table[i]));
+      if (!record.is_hashed || record.hash != hash) {
+        return fail(PKV_INTERNAL, "sequence %zu has block %d at %" PRId64 " with a wrong hash", index,
+                    sequence.table[i], i);
+      }
+    }
+    for (int64_t i = 0; i < sequence.settled_length; ++i) {
+      if (blocks_.tokens(sequence.table[i / block_size])[i % block_size] < 0) {
+        return fail(PKV_INTERNAL, "sequence %zu has an unknown token at %" PRId64 ", which is settled", index, i);
+      }
+    }
+  }
+  if (num_open != num_open_) {
+    return fail(PKV_INTERNAL, "%" PRId64 " sequences are open, but %" PRId64 " are counted", num_open, num_open_);
+  }
+  for (int32_t block = 0; block < num_blocks(); ++block) {
+    if (holders[block] != blocks_.record(block).holders) {
+      return fail(PKV_INTERNAL, "block %d stands in %d tables, but has %d holders", block, holders[block],
+                  blocks_.record(block).holders);
+    }
+  }
+  return PKV_OK;
+}
+
+Status Cache::explain(int32_t block, std::string *out) const {
+  if (block < 0 || block >= num_blocks()) {
+    return fail(PKV_INVALID_ARGUMENT, "block is %d, but the cache has %" PRId64 " blocks", block, num_blocks());
+  }
+  const BlockRecord &record = blocks_.record(block);
+  const bool is_cached = blocks_.is_cached(block);
+  const char *state = record.holders > 0 ? "held" : is_cached ? "cached" : "uncached";
+  JsonWriter json(out);
+  json.begin_object();
+  json.key("block").value(static_cast<int64_t>(block));
+  json.key("state").value(state);
+  json.key("num_holders").value(static_cast<int64_t>(record.holders));
+  json.key("holders").begin_array();
+  for (size_t index = 0; index < sequences_.size(); ++index) {
+    const Sequence &sequence = *sequences_[index];
+    if (!sequence.is_open) continue;
+    for (int32_t i = 0; i < sequence.num_blocks; ++i) {
+      if (sequence.table[i] != block) continue;
+      json.begin_object();
+      json.key("sequence").value((static_cast<uint64_t>(sequence.generation) << 32) | index);
+      json.key("tag").value(sequence.tag);
+      json.key("priority").value(static_cast<int64_t>(sequence.priority));
+      json.key("index").value(static_cast<int64_t>(i));
+      json.key("is_reserved").value(i >= divide_up(sequence.length, layout_.block_size()));
+      json.end_object();
+    }
+  }
+  json.end_array();
+  json.key("is_registered").value(record.is_registered);
+  json.key("is_duplicate").value(record.is_hashed && !record.is_registered);
+  if (record.is_hashed) {
+    char hash[33];
+    std::snprintf(hash, sizeof hash, "%016" PRIx64 "%016" PRIx64, record.hash.high, record.hash.low);
+    json.key("hash").value(hash);
+    json.key("tokens").begin_array();
+    for (int32_t i = 0; i < layout_.block_size(); ++i) json.value(blocks_.tokens(block)[i]);
+    json.end_array();
+  } else {
+    json.key("hash").null();
+  }
+  json.key("can_be_evicted").value(is_cached);
+  if (is_cached) {
+    int64_t place = 0;
+    for (int32_t other = blocks_.first_cached(); other != block; other = blocks_.record(other).next) ++place;
+    json.key("eviction_order").value(place);
+  }
+  json.key("why").value(record.holders > 0 ? "held by open sequences: close, truncate or preempt them"
+                        : is_cached        ? "cached and held by nobody: evicted when its turn comes"
+                                           : "uncached: free, there is nothing to evict");
+  json.end_object();
+  return PKV_OK;
+}
+
+}  // namespace pkv

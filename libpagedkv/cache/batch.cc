@@ -1,0 +1,319 @@
+#include "cache/batch.h"
+
+#include <algorithm>
+#include <cinttypes>
+#include <limits>
+
+#include "base/checked.h"
+
+namespace pkv {
+namespace {
+
+constexpr int64_t kMaxCount = std::numeric_limits<int32_t>::max() - 1;
+constexpr uint32_t kKnownFormats = PKV_FORMAT_TABLE | PKV_FORMAT_CSR | PKV_FORMAT_POINTERS;
+
+Status check_size(const char *name, int64_t value, int64_t smallest) {
+  if (value >= smallest && value <= kMaxCount) return PKV_OK;
+  return fail(PKV_INVALID_ARGUMENT, "%s is %" PRId64 ", not in %" PRId64 " to %" PRId64, name, value, smallest,
+              kMaxCount);
+}
+
+}  // namespace
+
+Status Batch::create(std::shared_ptr<Cache> cache, const BatchOptions &options, std::shared_ptr<Batch> *out) {
+  PKV_TRY(check_size("max_sequences", options.max_sequences, 1));
+  PKV_TRY(check_size("max_tokens", options.max_tokens, 1));
+  PKV_TRY(check_size("max_sequence_length", options.max_sequence_length, 0));
+  PKV_TRY(check_size("num_heads", options.num_heads, 0));
+  if ((options.formats & ~kKnownFormats) != 0) {
+    return fail(PKV_INVALID_ARGUMENT, "formats is %#x, with unknown bits", options.formats);
+  }
+  const int32_t num_kv_heads = cache->layout().num_kv_heads();
+  if (options.num_heads % num_kv_heads != 0) {
+    return fail(PKV_INVALID_ARGUMENT, "num_heads is %d, not a multiple of num_kv_heads, %d", options.num_heads,
+                num_kv_heads);
+  }
+  out->reset(new Batch(std::move(cache), options));
+  return PKV_OK;
+}
+
+Batch::Batch(std::shared_ptr<Cache> cache, const BatchOptions &options)
+    : cache_(std::move(cache)),
+      options_(options),
+      block_size_(cache_->layout().block_size()),
+      seq_lens_(options.max_sequences),
+      cu_seqlens_q_(options.max_sequences + 1),
+      slot_mapping_(options.max_tokens),
+      positions_(options.max_tokens) {
+  if (options.max_sequence_length > 0) {
+    ensure_tables(options.max_sequences, divide_up(options.max_sequence_length, block_size_), 0);
+  }
+  if ((options.formats & PKV_FORMAT_CSR) != 0) {
+    indptr_ = SharedArray<int32_t>(options.max_sequences + 1);
+    last_block_len_ = SharedArray<int32_t>(options.max_sequences);
+    int64_t num_indices = 1;
+    if (table_stride_ > 0 && !checked_multiply(options.max_sequences, table_stride_, &num_indices)) {
+      throw std::bad_alloc();
+    }
+    indices_ = SharedArray<int32_t>(num_indices);
+  }
+  if ((options.formats & PKV_FORMAT_POINTERS) != 0) {
+    block_pointers_ = SharedArray<int64_t>(cache_->num_blocks());
+    const int64_t base = static_cast<int64_t>(reinterpret_cast<intptr_t>(cache_->pool().base()));
+    for (int64_t block = 0; block < cache_->num_blocks(); ++block) {
+      block_pointers_[block] = base + block * static_cast<int64_t>(cache_->layout().block_bytes());
+    }
+  }
+}
+
+// Makes room; rows keep their contents. Throws std::bad_alloc with nothing changed.
+void Batch::ensure_tables(int64_t num_rows, int64_t num_columns, int64_t num_indices) {
+  const int64_t old_rows = static_cast<int64_t>(rows_.size());
+  if (num_rows > old_rows || num_columns > table_stride_) {
+    const int64_t new_rows =
+        num_rows > old_rows ? std::min(options_.max_sequences, std::max(num_rows, 2 * old_rows)) : old_rows;
+    const int64_t new_stride = num_columns > table_stride_ ? std::max(num_columns, 2 * table_stride_) : table_stride_;
+    int64_t size = 0;
+    if (!checked_multiply(new_rows, new_stride, &size)) throw std::bad_alloc();
+    SharedArray<int32_t> table(size);
+    rows_.reserve(static_cast<size_t>(new_rows));
+    for (int64_t i = 0; i < old_rows; ++i) {
+      std::copy_n(block_table_.data() + i * table_stride_, rows_[i].num_filled, table.data() + i * new_stride);
+    }
+    rows_.resize(static_cast<size_t>(new_rows));
+    block_table_ = std::move(table);
+    table_stride_ = new_stride;
+    ++generation_;
+  }
+  if (num_indices > indices_.size()) {
+    indices_ = SharedArray<int32_t>(std::max(num_indices, 2 * indices_.size()));
+    ++generation_;
+  }
+}
+
+// Checks a planned step against the bounds of this batch.
+Status Batch::check_bounds(const Step &step, const PrepareOptions &options, int64_t *out_num_blocks,
+                           int64_t *out_longest) const {
+  int64_t num_blocks = 0, longest = 0;
+  for (size_t i = 0; i < step.items.size(); ++i) {
+    const StepItem &item = step.items[i];
+    const int64_t length = item.old_length + item.count;
+    if (options_.max_sequence_length > 0 && length > options_.max_sequence_length) {
+      return fail(PKV_INVALID_ARGUMENT, "sequences[%zu] would have %" PRId64 " tokens, but max_sequence_length is %" PRId64,
+                  i, length, options_.max_sequence_length);
+    }
+    if (options.max_query_len > 0 && item.count > options.max_query_len) {
+      return fail(PKV_INVALID_ARGUMENT, "counts[%zu] is %" PRId64 ", but max_query_len is %" PRId64, i, item.count,
+                  options.max_query_len);
+    }
+    num_blocks += divide_up(length, block_size_);
+    longest = std::max(longest, length);
+  }
+  *out_num_blocks = num_blocks;
+  *out_longest = longest;
+  return PKV_OK;
+}
+
+Status Batch::prepare(const pkv_sequence *ids, const int64_t *counts, int64_t num_sequences, const int64_t *tokens,
+                      int64_t num_tokens, const PrepareOptions &options) {
+  if (num_sequences > options_.max_sequences) {
+    return fail(PKV_INVALID_ARGUMENT, "num_sequences is %" PRId64 ", but max_sequences is %" PRId64, num_sequences,
+                options_.max_sequences);
+  }
+  if (options.pad_sequences != 0 &&
+      (options.pad_sequences < num_sequences || options.pad_sequences > options_.max_sequences)) {
+    return fail(PKV_INVALID_ARGUMENT, "pad_sequences is %" PRId64 ", not in num_sequences, %" PRId64
+                ", to max_sequences, %" PRId64, options.pad_sequences, num_sequences, options_.max_sequences);
+  }
+  if (options.max_query_len < 0) {
+    return fail(PKV_INVALID_ARGUMENT, "max_query_len is %" PRId64 ", negative", options.max_query_len);
+  }
+  int64_t total = 0;
+  for (int64_t i = 0; i < num_sequences; ++i) {
+    if (counts[i] > options_.max_tokens || (total += std::max<int64_t>(counts[i], 0)) > options_.max_tokens) {
+      return fail(PKV_INVALID_ARGUMENT, "counts[%" PRId64 "] is %" PRId64 ": more than max_tokens, %" PRId64
+                  ", in one step", i, counts[i], options_.max_tokens);
+    }
+  }
+  if (options.pad_tokens != 0 && (options.pad_tokens < total || options.pad_tokens > options_.max_tokens)) {
+    return fail(PKV_INVALID_ARGUMENT, "pad_tokens is %" PRId64 ", not in the new tokens, %" PRId64
+                ", to max_tokens, %" PRId64, options.pad_tokens, total, options_.max_tokens);
+  }
+
+  planned_.registers = options.registers;
+  planned_.stream = options.stream;
+  PKV_TRY(cache_->plan_step(ids, counts, num_sequences, tokens, num_tokens, &planned_));
+  int64_t num_blocks = 0, longest = 0;
+  PKV_TRY(check_bounds(planned_, options, &num_blocks, &longest));
+  const int64_t padded_sequences = std::max(options.pad_sequences, num_sequences);
+  const bool has_csr = (options_.formats & PKV_FORMAT_CSR) != 0;
+  ensure_tables(padded_sequences, divide_up(longest, block_size_), has_csr ? num_blocks : 0);
+
+  PKV_TRY(cache_->apply_step(tokens, &planned_));
+  std::swap(step_, planned_);
+  max_query_len_ = options.max_query_len;
+  fill_tables(padded_sequences, std::max(options.pad_tokens, step_.num_tokens));
+  is_prepared_ = true;
+  return PKV_OK;
+}
+
+void Batch::fill_row(int64_t index, const StepItem &item) {
+  const Sequence &sequence = *item.sequence;
+  Row &row = rows_[index];
+  int32_t *entries = block_table_.data() + index * table_stride_;
+  const int32_t num_used = static_cast<int32_t>(divide_up(sequence.length, block_size_));
+  const bool extends = row.id == item.id && row.table_version == sequence.table_version;
+  for (int32_t i = extends ? row.num_used : 0; i < num_used; ++i) entries[i] = sequence.table[i];
+  for (int32_t i = num_used; i < row.num_used; ++i) entries[i] = kNoBlock;
+  row = {item.id, sequence.table_version, num_used, std::max(row.num_filled, num_used)};
+}
+
+// The view is as wide as the longest sequence: columns that a row never reached before get their -1.
+void Batch::clear_row_tail(int64_t index) {
+  Row &row = rows_[index];
+  if (row.num_filled >= num_columns_) return;
+  int32_t *entries = block_table_.data() + index * table_stride_;
+  std::fill(entries + row.num_filled, entries + num_columns_, kNoBlock);
+  row.num_filled = static_cast<int32_t>(num_columns_);
+}
+
+void Batch::fill_tables(int64_t num_sequences, int64_t num_tokens) {
+  const int64_t num_items = static_cast<int64_t>(step_.items.size());
+  int64_t token = 0;
+  max_seq_len_ = 0;
+  num_columns_ = 0;
+  cu_seqlens_q_[0] = 0;
+  for (int64_t i = 0; i < num_items; ++i) {
+    const StepItem &item = step_.items[i];
+    fill_row(i, item);
+    const int32_t *blocks = item.sequence->table.data();
+    const int64_t length = item.sequence->length;
+    for (int64_t position = item.old_length; position < length;) {
+      const int64_t offset = position % block_size_;
+      const int64_t run = std::min<int64_t>(block_size_ - offset, length - position);
+      const int64_t slot = static_cast<int64_t>(blocks[position / block_size_]) * block_size_ + offset;
+      for (int64_t j = 0; j < run; ++j, ++token) {
+        slot_mapping_[token] = slot + j;
+        positions_[token] = position + j;
+      }
+      position += run;
+    }
+    seq_lens_[i] = static_cast<int32_t>(length);
+    cu_seqlens_q_[i + 1] = static_cast<int32_t>(token);
+    max_seq_len_ = std::max(max_seq_len_, length);
+    max_query_len_ = std::max(max_query_len_, item.count);
+    num_columns_ = std::max<int64_t>(num_columns_, rows_[i].num_used);
+  }
+  for (int64_t i = num_items; i < num_sequences; ++i) {
+    Row &row = rows_[i];
+    std::fill_n(block_table_.data() + i * table_stride_, row.num_used, kNoBlock);
+    row = {0, 0, 0, row.num_filled};
+    seq_lens_[i] = 0;
+    cu_seqlens_q_[i + 1] = static_cast<int32_t>(token);
+  }
+  for (int64_t i = 0; i < num_sequences; ++i) clear_row_tail(i);
+  std::fill(slot_mapping_.data() + token, slot_mapping_.data() + num_tokens, -1);
+  std::fill(positions_.data() + token, positions_.data() + num_tokens, 0);
+  num_sequences_ = num_sequences;
+  num_tokens_ = num_tokens;
+  if ((options_.formats & PKV_FORMAT_CSR) != 0) fill_csr(num_sequences);
+}
+
+void Batch::fill_csr(int64_t num_sequences) {
+  int32_t end = 0;
+  indptr_[0] = 0;
+  for (int64_t i = 0; i < num_sequences; ++i) {
+    const int32_t num_used = rows_[i].num_used;
+    std::copy_n(block_table_.data() + i * table_stride_, num_used, indices_.data() + end);
+    end += num_used;
+    indptr_[i + 1] = end;
+    last_block_len_[i] = seq_lens_[i] == 0 ? 0 : (seq_lens_[i] - 1) % block_size_ + 1;
+  }
+}
+
+Status Batch::discard() {
+  PKV_TRY(cache_->discard_step(&step_));
+  is_prepared_ = false;
+  return PKV_OK;
+}
+
+Status Batch::check_prepared() const {
+  if (is_prepared_) return PKV_OK;
+  return fail(PKV_INVALID_ARGUMENT, "the batch holds no prepared step");
+}
+
+StepTables Batch::tables() const {
+  StepTables tables = {};
+  tables.num_sequences = num_sequences_;
+  tables.num_tokens = num_tokens_;
+  tables.block_table = table_stride_ > 0 ? block_table_.data() : nullptr;
+  tables.table_stride = table_stride_;
+  tables.seq_lens = seq_lens_.data();
+  tables.cu_seqlens_q = cu_seqlens_q_.data();
+  tables.slot_mapping = slot_mapping_.data();
+  tables.positions = positions_.data();
+  tables.max_query_len = max_query_len_;
+  tables.max_seq_len = max_seq_len_;
+  return tables;
+}
+
+void Batch::get_info(pkv_batch_info *out) const {
+  out->num_sequences = num_sequences_;
+  out->num_tokens = num_tokens_;
+  out->max_query_len = max_query_len_;
+  out->max_seq_len = max_seq_len_;
+  out->generation = generation_;
+}
+
+namespace {
+
+template <class T>
+void export_vector(const SharedArray<T> &array, int64_t size, pkv_array *out) {
+  *out = {};
+  out->data = array.data();
+  out->dtype = sizeof(T) == 4 ? PKV_INT32 : PKV_INT64;
+  out->ndim = 1;
+  out->shape[0] = size;
+  out->strides[0] = sizeof(T);
+  out->owner = array.export_owner();
+}
+
+}  // namespace
+
+Status Batch::get_table(pkv_batch_table table, pkv_array *out) const {
+  const bool is_csr = table == PKV_INDPTR || table == PKV_INDICES || table == PKV_LAST_BLOCK_LEN;
+  if (is_csr && (options_.formats & PKV_FORMAT_CSR) == 0) {
+    return fail(PKV_UNSUPPORTED, "the batch was created without the format csr");
+  }
+  switch (table) {
+    case PKV_BLOCK_TABLE:
+      if (table_stride_ == 0) {
+        static const SharedArray<int32_t> nothing(1);
+        export_vector(nothing, 0, out);
+      } else {
+        export_vector(block_table_, 0, out);
+      }
+      out->ndim = 2;
+      out->shape[0] = num_sequences_;
+      out->shape[1] = num_columns_;
+      out->strides[0] = table_stride_ * static_cast<int64_t>(sizeof(int32_t));
+      out->strides[1] = sizeof(int32_t);
+      return PKV_OK;
+    case PKV_SEQ_LENS: export_vector(seq_lens_, num_sequences_, out); return PKV_OK;
+    case PKV_CU_SEQLENS_Q: export_vector(cu_seqlens_q_, num_sequences_ + 1, out); return PKV_OK;
+    case PKV_SLOT_MAPPING: export_vector(slot_mapping_, num_tokens_, out); return PKV_OK;
+    case PKV_POSITIONS: export_vector(positions_, num_tokens_, out); return PKV_OK;
+    case PKV_INDPTR: export_vector(indptr_, num_sequences_ + 1, out); return PKV_OK;
+    case PKV_INDICES: export_vector(indices_, indptr_[num_sequences_], out); return PKV_OK;
+    case PKV_LAST_BLOCK_LEN: export_vector(last_block_len_, num_sequences_, out); return PKV_OK;
+    case PKV_BLOCK_POINTERS:
+      if ((options_.formats & PKV_FORMAT_POINTERS) == 0) {
+        return fail(PKV_UNSUPPORTED, "the batch was created without the format pointers");
+      }
+      export_vector(block_pointers_, cache_->num_blocks(), out);
+      return PKV_OK;
+  }
+  return fail(PKV_INVALID_ARGUMENT, "table is %d, unknown", static_cast<int>(table));
+}
+
+}  // namespace pkv

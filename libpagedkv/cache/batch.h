@@ -1,0 +1,95 @@
+// A batch: one step's view of a cache, as tables at fixed addresses.
+//
+// Invariant: a row of the block table holds the used blocks of the sequence that it was last filled for, then -1 as far
+// as it was ever filled. A row of the same sequence, whose table version has not changed, is only extended: the cost of a step does
+// not grow with the length of its sequences. One mutating thread at a time, the cache's.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "base/shared_array.h"
+#include "cache/cache.h"
+
+namespace pkv {
+
+struct BatchOptions {
+  int64_t max_sequences = 0;
+  int64_t max_tokens = 0;
+  int64_t max_sequence_length = 0;  // 0: unbounded
+  int32_t num_heads = 0;
+  uint32_t formats = PKV_FORMAT_TABLE;
+};
+
+struct PrepareOptions {
+  pkv_stream stream = nullptr;
+  bool registers = true;
+  int64_t pad_sequences = 0;
+  int64_t pad_tokens = 0;
+  int64_t max_query_len = 0;
+};
+
+class Batch {
+ public:
+  static Status create(std::shared_ptr<Cache> cache, const BatchOptions &options, std::shared_ptr<Batch> *out);
+
+  // tokens: [num_tokens] or null (unknown).
+  Status prepare(const pkv_sequence *ids, const int64_t *counts, int64_t num_sequences, const int64_t *tokens,
+                 int64_t num_tokens, const PrepareOptions &options);
+  Status discard();
+
+  Status get_table(pkv_batch_table table, pkv_array *out) const;
+  void get_info(pkv_batch_info *out) const;  // all but struct_size
+
+  // INVALID_ARGUMENT before the first prepare.
+  Status check_prepared() const;
+  StepTables tables() const;
+  pkv_stream stream() const { return step_.stream; }
+  const Cache *cache() const { return cache_.get(); }
+
+ private:
+  struct Row {
+    pkv_sequence id = 0;
+    uint64_t table_version = 0;
+    int32_t num_used = 0;
+    int32_t num_filled = 0;  // columns that hold a block or -1
+  };
+
+  Batch(std::shared_ptr<Cache> cache, const BatchOptions &options);
+
+  Status check_bounds(const Step &step, const PrepareOptions &options, int64_t *out_num_blocks,
+                      int64_t *out_longest) const;
+  void ensure_tables(int64_t num_rows, int64_t num_columns, int64_t num_indices);
+  void fill_tables(int64_t num_sequences, int64_t num_tokens);
+  void fill_row(int64_t index, const StepItem &item);
+  void clear_row_tail(int64_t index);
+  void fill_csr(int64_t num_sequences);
+
+  const std::shared_ptr<Cache> cache_;
+  const BatchOptions options_;
+  const int32_t block_size_;
+  Step step_;     // the last prepared one
+  Step planned_;  // the one that a prepare is working on
+  bool is_prepared_ = false;
+
+  int64_t num_sequences_ = 0;  // padding included
+  int64_t num_tokens_ = 0;
+  int64_t max_query_len_ = 0;
+  int64_t max_seq_len_ = 0;
+  int64_t num_columns_ = 0;  // blocks of the longest
+  uint64_t generation_ = 0;
+
+  std::vector<Row> rows_;            // [rows of block_table_]
+  int64_t table_stride_ = 0;
+  SharedArray<int32_t> block_table_;   // [rows_.size(), table_stride_]
+  SharedArray<int32_t> seq_lens_;      // [max_sequences]
+  SharedArray<int32_t> cu_seqlens_q_;  // [max_sequences + 1]
+  SharedArray<int64_t> slot_mapping_;  // [max_tokens]
+  SharedArray<int64_t> positions_;     // [max_tokens]
+  SharedArray<int32_t> indptr_;        // [max_sequences + 1]
+  SharedArray<int32_t> indices_;       // grows
+  SharedArray<int32_t> last_block_len_;  // [max_sequences]
+  SharedArray<int64_t> block_pointers_;  // [num_blocks]
+};
+
+}  // namespace pkv

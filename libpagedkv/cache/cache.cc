@@ -1,0 +1,184 @@
+#include "cache/cache.h"
+
+#include <algorithm>
+#include <cinttypes>
+#include <cmath>
+#include <cstring>
+
+#include "base/checked.h"
+
+namespace pkv {
+
+Status Cache::create(Backend *backend, const CacheOptions &options, std::shared_ptr<Cache> *out) {
+  std::shared_ptr<Pool> pool;
+  PKV_TRY(Pool::create(backend, options.pool, &pool));
+  std::shared_ptr<Cache> cache(new Cache(backend, options, std::move(pool)));
+  const Layout &layout = cache->layout_;
+  const std::vector<float> ones(2 * static_cast<size_t>(layout.num_layers()) *
+                                    static_cast<size_t>(layout.num_kv_heads()), 1.0f);
+  PKV_TRY(backend->allocate_memory(ones.size() * sizeof(float), &cache->scales_));
+  PKV_TRY(backend->upload(cache->scales_.base, ones.data(), ones.size() * sizeof(float)));
+  *out = std::move(cache);
+  return PKV_OK;
+}
+
+Cache::Cache(Backend *backend, const CacheOptions &options, std::shared_ptr<Pool> pool)
+    : backend_(backend),
+      layout_(options.layout),
+      prefix_caching_(options.prefix_caching),
+      pool_(pool),
+      hasher_(options.hash_seed, options.layout.block_size()),
+      blocks_(std::move(pool), options.layout.block_size(), options.prefix_caching) {
+  publish();
+}
+
+Cache::~Cache() { backend_->release_memory(&scales_); }
+
+Status Cache::check_usable() const {
+  if (!is_failed_) return PKV_OK;
+  return fail(PKV_DEVICE_ERROR, "the cache is unusable since an earlier device error");
+}
+
+Status Cache::check_layer(int32_t layer) const {
+  if (layer >= 0 && layer < layout_.num_layers()) return PKV_OK;
+  return fail(PKV_INVALID_ARGUMENT, "layer is %d, but the layout has %d layers", layer, layout_.num_layers());
+}
+
+PagedKv Cache::describe_kv(int32_t layer) const {
+  PagedKv kv = layout_.describe_kv(layer);
+  kv.base = pool_->base();
+  kv.num_blocks = num_blocks();
+  kv.k_scale = static_cast<const float *>(scales_.base) + static_cast<int64_t>(layer) * 2 * kv.num_kv_heads;
+  kv.v_scale = kv.k_scale + kv.num_kv_heads;
+  return kv;
+}
+
+Status Cache::set_kv_scales(int32_t layer, const float *k_scale, const float *v_scale) {
+  PKV_TRY(check_layer(layer));
+  const PagedKv kv = describe_kv(layer);
+  if (kv.kv_scales != PKV_SCALES_STATIC) {
+    return fail(PKV_INVALID_ARGUMENT, "the layout keeps scales per token and head; there are no static ones to set");
+  }
+  const char *names[] = {"k_scale", "v_scale"};
+  const float *scales[] = {k_scale, v_scale};
+  for (int i = 0; i < 2; ++i) {
+    for (int32_t head = 0; head < kv.num_kv_heads; ++head) {
+      const float scale = scales[i][head];
+      if (!std::isfinite(scale) || scale <= 0) {
+        return fail(PKV_INVALID_ARGUMENT, "%s[%d] is %g, not finite and positive", names[i], head,
+                    static_cast<double>(scale));
+      }
+    }
+  }
+  const uint64_t bytes = static_cast<uint64_t>(kv.num_kv_heads) * sizeof(float);
+  PKV_TRY(backend_->upload(const_cast<float *>(kv.k_scale), k_scale, bytes));
+  return backend_->upload(const_cast<float *>(kv.v_scale), v_scale, bytes);
+}
+
+Status Cache::evict(int64_t n, int64_t *out_evicted) {
+  PKV_TRY(check_usable());
+  if (n < 0) return fail(PKV_INVALID_ARGUMENT, "n is %" PRId64 ", negative", n);
+  if (n > num_blocks()) {
+    return fail_shortage(PKV_NEVER_FITS, n, num_blocks(), 0, "%" PRId64 " uncached blocks of a pool of %" PRId64, n,
+                         num_blocks());
+  }
+  if (n > blocks_.num_available()) {
+    return fail_shortage(PKV_OUT_OF_BLOCKS, n, blocks_.num_available(), 0,
+                         "%" PRId64 " uncached blocks wanted, but sequences hold all but %" PRId64, n,
+                         blocks_.num_available());
+  }
+  const int64_t before = blocks_.evictions();
+  blocks_.evict_until(n);
+  *out_evicted = blocks_.evictions() - before;
+  ++serial_;
+  publish();
+  return PKV_OK;
+}
+
+Status Cache::reset() {
+  PKV_TRY(check_usable());
+  if (num_open_ > 0) return fail(PKV_BUSY, "%" PRId64 " sequences are open", num_open_);
+  blocks_.clear_cached();
+  ++serial_;
+  publish();
+  return PKV_OK;
+}
+
+Status Cache::find_victims(int64_t n, pkv_sequence *out, int64_t capacity, int64_t *out_count) const {
+  if (n < 0) return fail(PKV_INVALID_ARGUMENT, "n is %" PRId64 ", negative", n);
+  std::vector<uint32_t> order;
+  for (uint32_t index = 0; index < sequences_.size(); ++index) {
+    if (sequences_[index]->is_open) order.push_back(index);
+  }
+  std::sort(order.begin(), order.end(), [this](uint32_t a, uint32_t b) {
+    const Sequence &first = *sequences_[a], &second = *sequences_[b];
+    if (first.priority != second.priority) return first.priority < second.priority;
+    if (first.stepped_serial != second.stepped_serial) return first.stepped_serial < second.stepped_serial;
+    return first.opened_serial > second.opened_serial;
+  });
+  // A block is gained when the last of its holders is chosen.
+  std::vector<int32_t> holders_left(static_cast<size_t>(num_blocks()));
+  for (int32_t block = 0; block < num_blocks(); ++block) holders_left[block] = blocks_.record(block).holders;
+  int64_t gained = 0;
+  size_t num_chosen = 0;
+  for (; num_chosen < order.size() && gained < n; ++num_chosen) {
+    const Sequence &sequence = *sequences_[order[num_chosen]];
+    for (int32_t i = 0; i < sequence.num_blocks; ++i) gained += --holders_left[sequence.table[i]] == 0;
+  }
+  if (gained < n) {
+    return fail_shortage(PKV_OUT_OF_BLOCKS, n, gained, 0,
+                         "%" PRId64 " blocks to gain, but closing all %zu sequences frees %" PRId64, n, order.size(),
+                         gained);
+  }
+  for (size_t i = 0; i < num_chosen && static_cast<int64_t>(i) < capacity; ++i) {
+    out[i] = (static_cast<uint64_t>(sequences_[order[i]]->generation) << 32) | order[i];
+  }
+  *out_count = static_cast<int64_t>(num_chosen);
+  return PKV_OK;
+}
+
+void Cache::publish() {
+  peak_held_ = std::max(peak_held_, blocks_.num_held());
+  StatsBoard::Values values = {};
+  values[kUncachedBlocks] = blocks_.num_uncached();
+  values[kCachedBlocks] = blocks_.num_cached();
+  values[kHeldBlocks] = blocks_.num_held();
+  values[kPeakHeldBlocks] = peak_held_;
+  values[kNumSequences] = num_open_;
+  values[kQueriedTokens] = queried_tokens_;
+  values[kHitTokens] = hit_tokens_;
+  values[kAppendedTokens] = appended_tokens_;
+  values[kRegistered] = blocks_.registrations();
+  values[kEvictions] = blocks_.evictions();
+  values[kCopies] = copies_;
+  values[kPrepares] = prepares_;
+  values[kRefusals] = refusals_;
+  values[kIsFailed] = is_failed_;
+  board_.publish(values);
+}
+
+void Cache::get_stats(pkv_cache_stats *out) const {
+  const StatsBoard::Values values = board_.read();
+  out->num_blocks = num_blocks();
+  out->uncached_blocks = values[kUncachedBlocks];
+  out->cached_blocks = values[kCachedBlocks];
+  out->held_blocks = values[kHeldBlocks];
+  out->pending_blocks = values[kPendingBlocks];
+  out->peak_held_blocks = values[kPeakHeldBlocks];
+  out->num_sequences = values[kNumSequences];
+  out->queried_tokens = values[kQueriedTokens];
+  out->hit_tokens = values[kHitTokens];
+  out->appended_tokens = values[kAppendedTokens];
+  out->registered = values[kRegistered];
+  out->evictions = values[kEvictions];
+  out->copies = values[kCopies];
+  out->prepares = values[kPrepares];
+  out->refusals = values[kRefusals];
+  out->is_failed = static_cast<int32_t>(values[kIsFailed]);
+  out->block_bytes = layout_.block_bytes();
+  out->base = pool_->base();
+  std::memset(out->device, 0, sizeof out->device);
+  std::strncpy(out->device, backend_->device(), sizeof out->device - 1);
+}
+
+}  // namespace pkv

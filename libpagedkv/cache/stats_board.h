@@ -1,0 +1,43 @@
+// Statistics that one thread publishes and any thread reads as one consistent set, without a lock: a sequence lock. The
+// writer never waits; a reader retries while a set is being written.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+
+namespace pkv {
+
+enum StatsField {
+  kUncachedBlocks, kCachedBlocks, kHeldBlocks, kPendingBlocks, kPeakHeldBlocks, kNumSequences, kQueriedTokens,
+  kHitTokens, kAppendedTokens, kRegistered, kEvictions, kCopies, kPrepares, kRefusals, kIsFailed, kNumStatsFields
+};
+
+class StatsBoard {
+ public:
+  using Values = std::array<int64_t, kNumStatsFields>;
+
+  void publish(const Values &values) {
+    const uint64_t version = version_.load(std::memory_order_relaxed);
+    version_.store(version + 1, std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_release);
+    for (int i = 0; i < kNumStatsFields; ++i) values_[i].store(values[i], std::memory_order_relaxed);
+    version_.store(version + 2, std::memory_order_release);
+  }
+
+  Values read() const {
+    Values values;
+    for (;;) {
+      const uint64_t before = version_.load(std::memory_order_acquire);
+      for (int i = 0; i < kNumStatsFields; ++i) values[i] = values_[i].load(std::memory_order_relaxed);
+      std::atomic_thread_fence(std::memory_order_acquire);
+      if (before % 2 == 0 && version_.load(std::memory_order_relaxed) == before) return values;
+    }
+  }
+
+ private:
+  std::atomic<uint64_t> version_{0};
+  std::array<std::atomic<int64_t>, kNumStatsFields> values_{};
+};
+
+}  // namespace pkv

@@ -1,0 +1,324 @@
+// Appending: a step is planned without changing anything, applied, and can be taken back.
+#include <algorithm>
+#include <cinttypes>
+#include <cstring>
+#include <limits>
+
+#include "base/checked.h"
+#include "cache/cache.h"
+
+namespace pkv {
+namespace {
+
+constexpr int64_t kMaxLength = std::numeric_limits<int32_t>::max();
+
+Status check_step_tokens(const int64_t *tokens, int64_t num_tokens) {
+  int64_t smallest = 0;
+  for (int64_t i = 0; i < num_tokens; ++i) smallest = std::min(smallest, tokens[i]);
+  if (smallest >= kUnknownToken) return PKV_OK;
+  int64_t i = 0;
+  while (tokens[i] >= kUnknownToken) ++i;
+  return fail(PKV_INVALID_ARGUMENT, "tokens[%" PRId64 "] is %" PRId64 ", neither a token nor -1 (unknown)", i,
+              tokens[i]);
+}
+
+}  // namespace
+
+Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t num_sequences, const int64_t *tokens,
+                        int64_t num_tokens, Step *step) {
+  PKV_TRY(check_usable());
+  if (num_sequences < 0) return fail(PKV_INVALID_ARGUMENT, "num_sequences is %" PRId64 ", negative", num_sequences);
+  const int32_t block_size = layout_.block_size();
+  ++plan_serial_;
+  step->serial = 0;
+  step->items.resize(static_cast<size_t>(num_sequences));
+  step->num_tokens = 0;
+  for (int64_t i = 0; i < num_sequences; ++i) {
+    Sequence *sequence = nullptr;
+    if (find(ids[i], &sequence) != PKV_OK) {
+      return fail(PKV_NOT_FOUND, "sequences[%" PRId64 "] is %#" PRIx64 ", which is not open", i, ids[i]);
+    }
+    if (sequence->plan_mark == plan_serial_) {
+      return fail(PKV_INVALID_ARGUMENT, "sequences[%" PRId64 "] is %#" PRIx64 ", which appears twice", i, ids[i]);
+    }
+    sequence->plan_mark = plan_serial_;
+    if (counts[i] < 0) {
+      return fail(PKV_INVALID_ARGUMENT, "counts[%" PRId64 "] is %" PRId64 ", negative", i, counts[i]);
+    }
+    if (!checked_add(step->num_tokens, counts[i], &step->num_tokens)) {
+      return fail(PKV_INVALID_ARGUMENT, "counts[%" PRId64 "] is %" PRId64 ": the sum overflows", i, counts[i]);
+    }
+    step->items[i] = {sequence, ids[i], counts[i], sequence->length, sequence->settled_length, sequence->num_blocks,
+                      sequence->has_appended, false, false, kNoBlock};
+  }
+  if (tokens != nullptr || num_tokens != 0) {
+    if (num_tokens != step->num_tokens) {
+      return fail(PKV_INVALID_ARGUMENT, "num_tokens is %" PRId64 ", but counts add up to %" PRId64, num_tokens,
+                  step->num_tokens);
+    }
+    PKV_TRY(check_step_tokens(tokens, num_tokens));
+  }
+
+  // What it takes. scratch counts the holders that a block loses to copies planned before.
+  int64_t needed = 0, first_short = -1, num_hashes = 0;
+  const int64_t available = blocks_.num_available();
+  Status status = PKV_OK;
+  int64_t planned = 0;
+  for (; planned < num_sequences; ++planned) {
+    StepItem &item = step->items[planned];
+    Sequence *sequence = item.sequence;
+    int64_t new_length = 0;
+    if (!checked_add(item.old_length, item.count, &new_length) ||
+        divide_up(new_length, block_size) > num_blocks()) {
+      status = fail_shortage(PKV_NEVER_FITS, divide_up(new_length == 0 ? item.count : new_length, block_size),
+                             num_blocks(), planned,
+                             "sequences[%" PRId64 "]: %" PRId64 " tokens and %" PRId64 " more do not fit into %" PRId64
+                             " blocks of %d", planned, item.old_length, item.count, num_blocks(), block_size);
+      break;
+    }
+    if (new_length > kMaxLength) {
+      status = fail(PKV_INVALID_ARGUMENT, "sequences[%" PRId64 "] would have %" PRId64 " tokens, more than %" PRId64,
+                    planned, new_length, kMaxLength);
+      break;
+    }
+    int64_t fresh = divide_up(new_length, block_size) - item.old_num_blocks;
+    if (item.count > 0 && item.old_length % block_size != 0) {
+      const int32_t block = sequence->table[item.old_length / block_size];
+      BlockRecord &record = blocks_.record(block);
+      if (record.holders - static_cast<int32_t>(record.scratch) > 1) {
+        ++record.scratch;
+        item.copies = true;
+        item.copied_from = block;
+        item.copies_into_reserved = fresh < 0;
+        ++fresh;
+      }
+    }
+    needed += std::max<int64_t>(fresh, 0);
+    num_hashes += new_length / block_size - item.old_settled_length / block_size;
+    if (needed > available && first_short < 0) first_short = planned;
+  }
+  for (const StepItem &item : step->items) {
+    if (item.copies) blocks_.record(item.copied_from).scratch = 0;
+  }
+  if (status == PKV_OK && first_short >= 0) status = refuse_step(*step, needed, first_short);
+  if (status == PKV_NEVER_FITS || status == PKV_OUT_OF_BLOCKS) {
+    ++refusals_;
+    publish();
+  }
+  PKV_TRY(status);
+
+  // Everything that needs the heap, before the first change.
+  step->num_new_blocks = needed;
+  if (static_cast<int64_t>(step->new_blocks.size()) < needed) step->new_blocks.resize(static_cast<size_t>(needed));
+  step->copy_sources.clear();
+  step->copy_destinations.clear();
+  step->hashed_blocks.clear();
+  step->copy_sources.reserve(step->items.size());
+  step->copy_destinations.reserve(step->items.size());
+  step->hashed_blocks.reserve(static_cast<size_t>(num_hashes));
+  for (const StepItem &item : step->items) {
+    ensure_table(item.sequence, divide_up(item.old_length + item.count, block_size));
+  }
+  return PKV_OK;
+}
+
+// Tells "not now" from "never": would the sequences of this step fit if they had the pool for themselves?
+Status Cache::refuse_step(const Step &step, int64_t needed, int64_t index) {
+  const int32_t block_size = layout_.block_size();
+  int64_t alone = 0;
+  for (const StepItem &item : step.items) {
+    const int64_t length = item.old_length + item.count;
+    alone += divide_up(length, block_size);
+    for (int64_t i = 0; i < divide_up(item.old_length, block_size); ++i) {
+      if (blocks_.record(item.sequence->table[i]).scratch++ > 0) --alone;  // shared within the step
+    }
+  }
+  for (const StepItem &item : step.items) {
+    if (!item.copies) continue;
+    // Of the holders of a shared partial block that are in the step, the last to write keeps it.
+    BlockRecord &record = blocks_.record(item.copied_from);
+    if (record.scratch > 1) {
+      --record.scratch;
+      ++alone;
+    }
+  }
+  for (const StepItem &item : step.items) {
+    for (int64_t i = 0; i < divide_up(item.old_length, block_size); ++i) {
+      blocks_.record(item.sequence->table[i]).scratch = 0;
+    }
+  }
+  if (alone > num_blocks()) {
+    return fail_shortage(PKV_NEVER_FITS, alone, num_blocks(), index,
+                         "the sequences of this step take %" PRId64 " blocks, but the pool has %" PRId64
+                         "; sequences[%" PRId64 "] is the first that does not fit", alone, num_blocks(), index);
+  }
+  return fail_shortage(PKV_OUT_OF_BLOCKS, needed, blocks_.num_available(), index,
+                       "%" PRId64 " blocks needed, %" PRId64 " available; sequences[%" PRId64
+                       "] is the first that does not fit", needed, blocks_.num_available(), index);
+}
+
+Status Cache::apply_step(const int64_t *tokens, Step *step) {
+  const int32_t block_size = layout_.block_size();
+  blocks_.take(step->num_new_blocks, step->new_blocks.data());
+  const int32_t *next_new = step->new_blocks.data();
+  ++serial_;
+  for (StepItem &item : step->items) {
+    Sequence *sequence = item.sequence;
+    int32_t *table = sequence->table.data();
+    const int64_t new_length = item.old_length + item.count;
+    if (item.count > 0 && item.old_length % block_size != 0) {
+      int32_t *entry = table + item.old_length / block_size;
+      if (item.copies) {
+        const int32_t target = item.copies_into_reserved ? table[--sequence->num_blocks] : *next_new++;
+        std::memcpy(blocks_.tokens(target), blocks_.tokens(*entry),
+                    sizeof(int64_t) * static_cast<size_t>(item.old_length % block_size));
+        blocks_.release_shared(*entry);
+        step->copy_sources.push_back(*entry);
+        step->copy_destinations.push_back(target);
+        *entry = target;
+        ++sequence->table_version;
+      } else if (blocks_.record(*entry).is_hashed) {
+        blocks_.drop_hash(*entry);  // cut through the middle before: its content changes now
+      }
+    }
+    const int32_t num_needed = static_cast<int32_t>(divide_up(new_length, block_size));
+    while (sequence->num_blocks < num_needed) table[sequence->num_blocks++] = *next_new++;
+
+    for (int64_t position = item.old_length; position < new_length;) {
+      int64_t *row = blocks_.tokens(table[position / block_size]) + position % block_size;
+      const int64_t run = std::min<int64_t>(block_size - position % block_size, new_length - position);
+      for (int64_t i = 0; i < run; ++i) {
+        const int64_t token = tokens == nullptr ? kUnknownToken : *tokens++;
+        row[i] = step->registers || token < 0 ? token : disguise_draft(token);
+      }
+      position += run;
+    }
+    sequence->length = new_length;
+    sequence->stream = step->stream;
+    if (item.count > 0) sequence->has_appended = true;
+    sequence->change_serial = sequence->stepped_serial = serial_;
+  }
+  appended_tokens_ += step->num_tokens;
+  copies_ += static_cast<int64_t>(step->copy_sources.size());
+  ++prepares_;
+  if (!step->copy_sources.empty()) {
+    const CopyBlocksParams params = {pool_->base(), layout_.block_bytes(), step->copy_sources.data(),
+                                     step->copy_destinations.data(), static_cast<int64_t>(step->copy_sources.size())};
+    if (const Status status = backend_->copy_blocks(params, step->stream); status != PKV_OK) {
+      is_failed_ = true;
+      publish();
+      return status;
+    }
+  }
+  for (StepItem &item : step->items) settle(item.sequence, &step->hashed_blocks);
+  step->serial = serial_;
+  publish();
+  return PKV_OK;
+}
+
+Status Cache::append(pkv_sequence id, const int64_t *tokens, int64_t count, pkv_stream stream) {
+  Sequence *sequence = nullptr;
+  PKV_TRY(find(id, &sequence));
+  single_.registers = true;
+  single_.stream = stream == PKV_STREAM_OF_SEQUENCE ? sequence->stream : stream;
+  PKV_TRY(plan_step(&id, &count, 1, tokens, tokens == nullptr ? 0 : count, &single_));
+  return apply_step(tokens, &single_);
+}
+
+Status Cache::discard_step(Step *step) {
+  PKV_TRY(check_usable());
+  if (step->serial == 0) return fail(PKV_INVALID_ARGUMENT, "the batch has no prepared step to discard");
+  const int32_t block_size = layout_.block_size();
+  for (size_t i = 0; i < step->items.size(); ++i) {
+    StepItem &item = step->items[i];
+    Sequence *sequence = nullptr;
+    if (find(item.id, &sequence) != PKV_OK) {
+      item.sequence = nullptr;  // closed since
+    } else if (sequence->change_serial != step->serial) {
+      return fail(PKV_INVALID_ARGUMENT, "sequences[%zu] of the step has changed since", i);
+    }
+  }
+  // What the step wrote must be held by its own sequences alone. scratch counts their holds.
+  Status status = PKV_OK;
+  const auto count_holds = [&](bool counts) {
+    for (const StepItem &item : step->items) {
+      if (item.sequence == nullptr || item.count == 0) continue;
+      const int64_t end = divide_up(item.old_length + item.count, block_size);
+      for (int64_t i = item.old_length / block_size; i < end; ++i) {
+        BlockRecord &record = blocks_.record(item.sequence->table[i]);
+        record.scratch = counts ? record.scratch + 1 : 0;
+      }
+    }
+  };
+  const auto check_holds = [&](int32_t block) {
+    const BlockRecord &record = blocks_.record(block);
+    if (record.holders == static_cast<int32_t>(record.scratch) || status != PKV_OK) return;
+    status = fail(PKV_BUSY, "block %d of the failed step is shared by a sequence opened or forked since; close it first",
+                  block);
+  };
+  count_holds(true);
+  for (const StepItem &item : step->items) {
+    if (item.sequence == nullptr || item.count == 0) continue;
+    const int64_t end = divide_up(item.old_length + item.count, block_size);
+    for (int64_t i = item.old_length / block_size; i < end; ++i) check_holds(item.sequence->table[i]);
+  }
+  // A block of a sequence closed since may have been reused; then its hash is another one, or gone.
+  const auto is_still_hashed = [&](const HashedBlock &hashed) {
+    const BlockRecord &record = blocks_.record(hashed.block);
+    return record.is_hashed && record.hash == hashed.hash;
+  };
+  for (const HashedBlock &hashed : step->hashed_blocks) {
+    if (is_still_hashed(hashed)) check_holds(hashed.block);
+  }
+  count_holds(false);
+  PKV_TRY(status);
+
+  for (const HashedBlock &hashed : step->hashed_blocks) {
+    if (is_still_hashed(hashed)) blocks_.drop_hash(hashed.block);
+  }
+  // A copy is undone if nobody has touched the cache since and its source, which another sequence of the step may have
+  // gone on writing, is still as it was below the copied length.
+  const bool is_latest = step->serial == serial_;
+  const auto is_source_intact = [&](const StepItem &copied) {
+    for (const StepItem &item : step->items) {
+      if (item.sequence == nullptr || item.count == 0 || item.copies || item.old_length % block_size == 0) continue;
+      if (item.sequence->table[item.old_length / block_size] != copied.copied_from) continue;
+      return item.old_length % block_size >= copied.old_length % block_size;
+    }
+    return true;
+  };
+  for (StepItem &item : step->items) {
+    if (item.copies) item.copies = is_latest && is_source_intact(item);
+  }
+  for (auto item = step->items.rbegin(); item != step->items.rend(); ++item) {
+    Sequence *sequence = item->sequence;
+    if (sequence == nullptr) continue;
+    int32_t *table = sequence->table.data();
+    int32_t kept = item->old_num_blocks;
+    if (item->copies_into_reserved) --kept;  // that block became the copy
+    if (kept < sequence->num_blocks) blocks_.release(table + kept, sequence->num_blocks - kept);
+    sequence->num_blocks = std::min(sequence->num_blocks, kept);
+    if (item->copies) {
+      int32_t *entry = table + item->old_length / block_size;
+      const int32_t copy = *entry;
+      *entry = item->copied_from;
+      blocks_.hold(item->copied_from);
+      if (item->copies_into_reserved) {
+        table[sequence->num_blocks++] = copy;
+      } else {
+        blocks_.release(&copy, 1);
+      }
+    }
+    sequence->length = item->old_length;
+    sequence->settled_length = item->old_settled_length;
+    sequence->has_appended = item->had_appended;
+    ++sequence->table_version;
+    sequence->change_serial = serial_ + 1;
+  }
+  ++serial_;
+  step->serial = 0;
+  publish();
+  return PKV_OK;
+}
+
+}  // namespace pkv

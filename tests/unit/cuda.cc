@@ -1,0 +1,157 @@
+// The CUDA leaf. Without a device the first half runs, with one the second.
+#include "backend/cuda/cuda.h"
+
+#include <cuda_runtime.h>
+#include <doctest/doctest.h>
+
+#include <string>
+#include <vector>
+
+using namespace pkv;
+
+namespace {
+
+pkv_cuda_info query() {
+  pkv_cuda_info info = {};
+  info.struct_size = sizeof info;
+  query_cuda_backend(&info);
+  return info;
+}
+
+bool has_device() { return query().is_usable != 0; }
+
+Backend *open_first() {
+  Backend *backend = nullptr;
+  REQUIRE(open_cuda_backend(0, &backend) == PKV_OK);
+  return backend;
+}
+
+// Memory of a device for the length of a test.
+struct Memory {
+  Backend *backend;
+  DeviceMemory memory;
+  Memory(Backend *backend, uint64_t bytes) : backend(backend) {
+    REQUIRE(backend->allocate_memory(bytes, &memory) == PKV_OK);
+  }
+  ~Memory() { backend->release_memory(&memory); }
+};
+
+}  // namespace
+
+TEST_CASE("a query is complete and leaves no error behind") {
+  fail(PKV_INTERNAL, "earlier");
+  const pkv_cuda_info info = query();
+  CHECK(info.struct_size == sizeof info);
+  CHECK(info.is_built == 1);
+  CHECK(info.built_version == CUDART_VERSION);
+  CHECK((info.is_usable != 0) == (info.reason[0] == '\0'));
+  CHECK(std::string(last_error()) == "earlier");
+  // Without a driver every CUDA call fails, this one too.
+  if (info.driver_version != 0) CHECK(cudaGetLastError() == cudaSuccess);
+}
+
+TEST_CASE("without a device opening says why" * doctest::skip(has_device())) {
+  const pkv_cuda_info info = query();
+  Backend *backend = nullptr;
+  CHECK(open_cuda_backend(0, &backend) == PKV_UNSUPPORTED);
+  CHECK(backend == nullptr);
+  CHECK(std::string(last_error()) == "cuda:0: " + std::string(info.reason));
+  if (info.driver_version == 0) {
+    CHECK(info.num_devices == 0);
+    CHECK(std::string(info.reason).find("no CUDA driver was found") == 0);
+  }
+}
+
+TEST_CASE("a device that is not there is an invalid argument" * doctest::skip(!has_device())) {
+  Backend *backend = nullptr;
+  CHECK(open_cuda_backend(query().num_devices, &backend) == PKV_INVALID_ARGUMENT);
+  CHECK(backend == nullptr);
+}
+
+TEST_CASE("the device is described" * doctest::skip(!has_device())) {
+  DeviceInfo info = {};
+  REQUIRE(open_first()->query(&info) == PKV_OK);
+  CHECK(std::string(info.device) == "cuda:0");
+  CHECK(info.name[0] != '\0');
+  CHECK(info.free_bytes > 0);
+  CHECK(info.total_bytes >= info.free_bytes);
+  CHECK(info.compute_capability >= 80);
+  CHECK(info.num_processors > 0);
+}
+
+TEST_CASE("more memory than there is is refused with the numbers, and the next call works" *
+          doctest::skip(!has_device())) {
+  Backend *backend = open_first();
+  DeviceInfo info = {};
+  REQUIRE(backend->query(&info) == PKV_OK);
+  for (const uint64_t bytes : {info.total_bytes, info.total_bytes * 2, UINT64_MAX}) {
+    DeviceMemory memory;
+    CHECK(backend->allocate_memory(bytes, &memory) == PKV_OUT_OF_MEMORY);
+    CHECK(memory.base == nullptr);
+    CHECK(std::string(last_error()).find(std::to_string(bytes) + " bytes wanted") != std::string::npos);
+    CHECK(cudaGetLastError() == cudaSuccess);
+    const Memory small(backend, 4096);
+  }
+}
+
+TEST_CASE("memory starts at multiples of 4096" * doctest::skip(!has_device())) {
+  Backend *backend = open_first();
+  for (const uint64_t bytes : {uint64_t{1}, uint64_t{256}, uint64_t{4096}, uint64_t{5000}, uint64_t{3} << 20}) {
+    const Memory a(backend, bytes), b(backend, bytes);
+    CHECK(reinterpret_cast<uintptr_t>(a.memory.base) % 4096 == 0);
+    CHECK(reinterpret_cast<uintptr_t>(b.memory.base) % 4096 == 0);
+    CHECK(a.memory.bytes == bytes);
+  }
+  DeviceMemory empty;
+  backend->release_memory(&empty);
+}
+
+TEST_CASE("copy_blocks copies whole blocks and nothing else" * doctest::skip(!has_device())) {
+  Backend *backend = open_first();
+  // One pair, more pairs than one launch takes; blocks smaller and larger than one tile.
+  for (const uint64_t block_bytes : {uint64_t{256}, uint64_t{16384}, uint64_t{70400}}) {
+    for (const int32_t count : {1, 255, 256, 257, 700}) {
+      const uint64_t bytes = block_bytes * 2 * count;
+      std::vector<unsigned char> expected(bytes), actual(bytes);
+      for (uint64_t i = 0; i < bytes; ++i) expected[i] = static_cast<unsigned char>(i * 2654435761u >> 13);
+      const Memory pool(backend, bytes);
+      REQUIRE(backend->upload(pool.memory.base, expected.data(), bytes) == PKV_OK);
+      std::vector<int32_t> sources, destinations;
+      for (int32_t i = 0; i < count; ++i) {
+        sources.push_back(2 * i);
+        destinations.push_back(2 * ((i + 7) % count) + 1);
+        for (uint64_t j = 0; j < block_bytes; ++j) {
+          expected[destinations.back() * block_bytes + j] = expected[sources.back() * block_bytes + j];
+        }
+      }
+      const CopyBlocksParams params = {pool.memory.base, block_bytes, sources.data(), destinations.data(), count};
+      REQUIRE(backend->copy_blocks(params, nullptr) == PKV_OK);
+      REQUIRE(cudaMemcpy(actual.data(), pool.memory.base, bytes, cudaMemcpyDeviceToHost) == cudaSuccess);
+      CHECK(actual == expected);
+    }
+  }
+}
+
+TEST_CASE("the caller's device stays" * doctest::skip(!has_device())) {
+  const int last = query().num_devices - 1;
+  Backend *backend = nullptr;
+  REQUIRE(open_cuda_backend(last, &backend) == PKV_OK);
+  REQUIRE(cudaSetDevice(0) == cudaSuccess);
+  const Memory memory(backend, 4096);
+  int device = -1;
+  REQUIRE(cudaGetDevice(&device) == cudaSuccess);
+  CHECK(device == 0);
+  cudaPointerAttributes attributes = {};
+  REQUIRE(cudaPointerGetAttributes(&attributes, memory.memory.base) == cudaSuccess);
+  CHECK(attributes.device == last);
+}
+
+TEST_CASE("kernels that are not there are named" * doctest::skip(!has_device())) {
+  Backend *backend = open_first();
+  CHECK(backend->write_kv({}, nullptr) == PKV_UNSUPPORTED);
+  CHECK(std::string(last_error()).find("write_kv") != std::string::npos);
+  CHECK(backend->attend({}, nullptr) == PKV_UNSUPPORTED);
+  CHECK(std::string(last_error()).find("attend") != std::string::npos);
+  CHECK(backend->merge_states({}, nullptr) == PKV_UNSUPPORTED);
+  CHECK(std::string(last_error()).find("merge_states") != std::string::npos);
+}
