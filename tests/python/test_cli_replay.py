@@ -89,7 +89,8 @@ def test_one_token_is_left_to_compute(capsys, tmp_path):
     assert replay(capsys, path, *SEQUENTIAL, "--block-size", 512)["hit_tokens"] == 512
 
 
-@pytest.mark.parametrize("text", ["TIMESTAMP,ContextTokens,GeneratedTokens\n1,500,5\n2,500,5\n", "prompt,output\n9,9\n"])
+@pytest.mark.parametrize("text", [
+    "TIMESTAMP,ContextTokens,GeneratedTokens\n1,500,5\n2,500,5\n", "prompt,output\n99,9\n99,9\n"])
 def test_lengths_share_nothing(capsys, tmp_path, text):
     path = tmp_path / "trace"
     path.write_text(text)
@@ -238,6 +239,14 @@ def test_attend_is_right(capsys, tmp_path, arguments):
     assert result["attend"]["is_correct"] and result["attend"]["checked"] > 30
     assert result["attend"]["max_error"] < 1e-4
     assert result["hit_tokens"] > 0
+
+
+def test_attend_is_right_after_preemption(capsys, tmp_path):
+    rng = make_rng(6)
+    path = write_jsonl(tmp_path / "trace", make_random_trace(rng, 40, 30, 40))
+    result = replay(capsys, path, "--attend", "--concurrency", 12, "--num-blocks", 50, "--block-size", 4)
+    assert result["attend"]["is_correct"]
+    assert result["preemptions"] > 0 and result["recomputed_tokens"] > 0 and result["hit_tokens"] > 0
 
 
 def test_attend_finds_wrong_output(capsys, tmp_path, monkeypatch):

@@ -1,22 +1,19 @@
 """Trace files for tests: where the real ones are, and small ones of every format."""
 
 import json
-import os
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from testdata import TEST_DATA
+
 
 def find_trace(name):
     """Path of a real trace; skips the test where the data is absent."""
-    root = Path(__file__).resolve().parents[2]
-    given = os.environ.get("PAGEDKV_TEST_DATA")
-    folders = [Path(given)] if given else [root.parent / "shared/data", root.parent.parent / "shared/data"]
-    for folder in folders:
-        if (folder / "traces" / name).is_file():
-            return folder / "traces" / name
-    pytest.skip(f"no trace {name} (PAGEDKV_TEST_DATA, or ../shared/data beside the repository)")
+    path = None if TEST_DATA is None else TEST_DATA / "traces" / name
+    if path is None or not path.is_file():
+        pytest.skip(f"no trace {name}: set PAGEDKV_TEST_DATA to the folder of the real data")
+    return path
 
 
 def make_mooncake(prompt, output, first=0, shared=0, block=512, **more):

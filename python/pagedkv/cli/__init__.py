@@ -112,8 +112,8 @@ def _add_replay(commands):
                         "(default: 512, or 16 for Qwen-Bailian)")
     source.add_argument("--no-output", action="store_true", help="prompts only; with --concurrency 1 each is released "
                         "before the next comes")
-    source.add_argument("--concurrency", type=_positive, default=256, metavar="N", help="most requests that run at once "
-                        "(default %(default)s)")
+    source.add_argument("--concurrency", type=_positive, default=256, metavar="N", help="most requests that run at "
+                        "once (default %(default)s)")
 
     cache = parser.add_argument_group("cache")
     cache.add_argument("--block-size", type=_positive, default=16, metavar="N", help="tokens of a block (default "
@@ -147,8 +147,8 @@ def _add_replay(commands):
 
 
 def _add_json(parser):
-    parser.add_argument("--json", metavar="FILE", help="write the result there as JSON; - is standard output, and then "
-                        "nothing else is printed")
+    parser.add_argument("--json", metavar="FILE", help="write the result there as JSON; - is standard output, and "
+                        "then nothing else is printed")
 
 
 def _positive(text):

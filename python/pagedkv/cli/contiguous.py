@@ -1,7 +1,7 @@
 """What paging is compared with: every request reserves memory for the longest one, in one piece.
 
-The same requests in the same order run on the same memory: as many at once as reservations fit, a waiting one taking the
-place of one that finishes. A request stores its prompt in its first step and one output token in each later step.
+The same requests in the same order run on the same memory: as many at once as reservations fit, a waiting one taking
+the place of one that finishes. A request stores its prompt in its first step and one output token in each later step.
 """
 
 import heapq

@@ -42,19 +42,20 @@ class ReplayResult:
 
 
 class Replay:
-    """One run. `output_lengths` are the trace's, or zeros; `check` is an AttendCheck or None."""
+    """One run. `output_lengths` are those of the trace, or zeros; `is_sharing` tells that the cache has prefix caching;
+    `check` is an AttendCheck or None."""
 
-    def __init__(self, trace, cache, block_size, output_lengths, concurrency, is_sharing=True, check=None, progress=None):
+    def __init__(self, trace, cache, output_lengths, concurrency, *, is_sharing=True, check=None, progress=None):
         from pagedkv import NeverFitsError, OutOfBlocksError
 
         # A step that all running requests together could never take is one for preemption, too.
         self._shortages = (OutOfBlocksError, NeverFitsError)
         self._trace = trace
         self._cache = cache
-        self._block_size = block_size
+        self._block_size = block_size = cache.block_size
         self._num_blocks = cache.num_blocks
         self._concurrency = concurrency
-        self._is_sharing = is_sharing  # the cache has prefix caching
+        self._is_sharing = is_sharing
         self._check = check
         self._progress = progress
         self._output_lengths = output_lengths

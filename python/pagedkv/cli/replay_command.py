@@ -82,8 +82,8 @@ def _replay(arguments, trace):
         progress = make_progress(len(trace), "requests")
         start = time.perf_counter()
         try:
-            replay = Replay(trace, cache, arguments.block_size, output_lengths, concurrency,
-                            not arguments.no_prefix_caching, check, progress)
+            replay = Replay(trace, cache, output_lengths, concurrency, is_sharing=not arguments.no_prefix_caching,
+                            check=check, progress=progress)
             counts = replay.run()
         finally:
             if progress is not None:

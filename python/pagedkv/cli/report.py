@@ -85,8 +85,8 @@ def format_replay(result):
         "",
         *format_rows(counts, 1),
         "",
-        f"On the same memory, {_count(pool_tokens)} tokens ({format_bytes(pool_bytes)}), beside contiguous reservation of "
-        f"{_count(contiguous['max_length'])} tokens a request:",
+        f"On the same memory, {_count(pool_tokens)} tokens ({format_bytes(pool_bytes)}), beside contiguous reservation "
+        f"of {_count(contiguous['max_length'])} tokens a request:",
         "",
         *format_rows(comparison, 2),
     ])

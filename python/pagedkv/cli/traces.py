@@ -85,7 +85,8 @@ class Trace:
         if request.hash_ids is None:
             return np.arange(own, own + length, dtype=np.int64)
         block = self.hash_block_size
-        tokens = (request.hash_ids[:, None] * block + np.arange(min(block, length), dtype=np.int64)).reshape(-1)[:length]
+        offsets = np.arange(min(block, length), dtype=np.int64)
+        tokens = (request.hash_ids[:, None] * block + offsets).reshape(-1)[:length]
         if len(tokens) < length:
             tokens = np.concatenate([tokens, np.arange(own + len(tokens), own + length, dtype=np.int64)])
         return tokens
@@ -246,7 +247,8 @@ class _Columns:
             return columns[0]
         which = "prompt" if words is self._PROMPT else "output"
         problem = "no" if not columns else "more than one"
-        raise _Malformed(f"not a known trace: neither JSON lines nor a CSV header ({problem} column of {which} lengths)")
+        raise _Malformed(
+            f"not a known trace: neither JSON lines nor a CSV header ({problem} column of {which} lengths)")
 
     def _reduce(self, name):
         """The words of a column's name that say what it is: num_prefill_tokens and PrefillTokens are both {prefill}."""
