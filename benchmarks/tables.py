@@ -62,16 +62,17 @@ def make_printed(replay):
 
 
 def make_concurrent(replay):
-    header = ["trace", "requests", "prompt tokens", "output tokens", "hits", "preemptions", "held at once: paged",
-              "contiguous", "utilization: paged", "contiguous", "manager per token", "time"]
+    header = ["trace", "requests", "prompt tokens", "output tokens", "prefix hits", "preemptions",
+              "held at once, paged / contiguous", "utilization, paged / contiguous", "manager per token", "time"]
     rows = []
     for run in select(replay, "concurrent"):
         result = run["result"]
         paged, contiguous = result["paged"], result["contiguous"]
         rows.append([
             run["trace"], count(result["requests"]), count(result["prompt_tokens"]), count(result["output_tokens"]),
-            percent(result["hit_rate"]), count(result["preemptions"]), count(paged["max_concurrency"]),
-            count(contiguous["max_concurrency"]), percent(paged["utilization"]), percent(contiguous["utilization"]),
+            percent(result["hit_rate"]), count(result["preemptions"]),
+            f"{count(paged['max_concurrency'])} / {count(contiguous['max_concurrency'])}",
+            f"{percent(paged['utilization'])} / {percent(contiguous['utilization'])}",
             f"{result['manager_ns_per_token']:.0f} ns", f"{run['command_seconds']:.1f} s"])
     return format_table(header, rows)
 
