@@ -1,4 +1,4 @@
-"""Times the host kernels: decode and prefill attention and write_kv, for every instruction set and dtype of this machine.
+"""Times the host kernels: decode and prefill attention and write_kv, for every instruction set and dtype.
 
     python benchmarks/host_kernels.py [--output FILE]
 

@@ -1,7 +1,7 @@
 """Makes the tables of README.md and docs/ from the newest results in benchmarks/results.
 
     python benchmarks/tables.py            show them
-    python benchmarks/tables.py --write    and put them between their markers, <!-- table NAME --> and <!-- end table -->
+    python benchmarks/tables.py --write    and put them between <!-- table NAME --> and <!-- end table -->
 """
 
 import argparse

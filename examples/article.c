@@ -140,7 +140,7 @@ static void show_manager(const char *device) {
   expect(((const int64_t *)pointers.data)[((const int32_t *)indices.data)[0]] == (int64_t)(intptr_t)address,
          "the pointer array gives the block's address");
 
-  /* paged_attention_kernel: with K all zero every key weighs the same, so each row is the mean of the values it sees. */
+  /* paged_attention_kernel: with K all zero every key weighs the same, and each row is the mean of the V it sees. */
   for (i = 0; i < kPrompt * kKvHeads * kHeadDim; ++i) v[i] = (float)(i / (kKvHeads * kHeadDim));
   TRY(pkv_write_kv(cache, 0, batch, &k_rows, &v_rows, NULL));
   TRY(pkv_attend(cache, 0, batch, &q_rows, &out_rows, NULL));

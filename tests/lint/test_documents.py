@@ -51,9 +51,8 @@ def compile_and_run(source, folder):
         pytest.skip("no C compiler")
     library = pagedkv.get_library()
     program = folder / "program"
-    command = ["cc", "-std=c99", "-Wall", "-Wextra", "-pedantic", "-Werror", f"-I{pagedkv.get_include()}", source, library,
-               f"-Wl,-rpath,{library.rpartition('/')[0]}", "-o", program]
-    subprocess.run(command, check=True)
+    command = ["cc", "-std=c99", "-Wall", "-Wextra", "-pedantic", "-Werror", f"-I{pagedkv.get_include()}"]
+    subprocess.run([*command, source, library, f"-Wl,-rpath,{library.rpartition('/')[0]}", "-o", program], check=True)
     return subprocess.run([program], check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
