@@ -2,10 +2,10 @@
 
     python benchmarks/host_kernels.py [--output FILE]
 
-Decode: one new token for each of 8 sequences of 4096; prefill: one sequence of 1024 new tokens. One layer of 32 query and
-8 KV heads of 128 elements, blocks of 16 tokens, queries float32. Rates of decode count the K and V bytes that are read,
-of write_kv those that are stored, of prefill two operations for each multiply-add under the causal mask. Beside them
-stands what this machine copies: bytes read and written. Fastest and median of the runs after a warm-up.
+Decode: one new token for each of 8 sequences of 4096; prefill: one sequence of 1024 new tokens. One layer of 32 query
+and 8 KV heads of 128 elements, blocks of 16 tokens, queries float32. Rates of decode count the K and V bytes that are
+read, of write_kv those that are stored, of prefill two operations for each multiply-add under the causal mask. Beside
+them stands what this machine copies: bytes read and written. Fastest and median of the runs after a warm-up.
 """
 
 import argparse

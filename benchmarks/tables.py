@@ -11,7 +11,8 @@ import re
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-MARKED = re.compile(r"(?P<begin><!-- table (?P<name>[a-z-]+) -->\n)(?P<body>.*?)(?P<end><!-- end table -->\n)", re.DOTALL)
+MARKED = re.compile(
+    r"(?P<begin><!-- table (?P<name>[a-z-]+) -->\n)(?P<body>.*?)(?P<end><!-- end table -->\n)", re.DOTALL)
 
 
 def main():
@@ -98,7 +99,8 @@ def make_prefix(replay):
 def make_conditions(replay):
     machine = replay["machine"]
     return (f"Measured on {replay['date']} with version {replay['version']}, commit {replay['commit']}, on "
-            f"{machine['processors']} processors ({machine['processor']}), Python {machine['python']}: `{replay['file']}`.\n")
+            f"{machine['processors']} processors ({machine['processor']}), Python {machine['python']}: "
+            f"`{replay['file']}`.\n")
 
 
 def make_host_kernels(report):
@@ -108,8 +110,8 @@ def make_host_kernels(report):
             for row in sorted(report["rows"], key=lambda row: row["dtype"])]
     machine = report["machine"]
     return (f"{format_table(header, rows)}\nOn {report['date']}, commit {report['commit']}, {report['threads']} threads on "
-            f"{machine['processors']} processors ({machine['processor']}), which copy {report['copy_gb_per_s']['fastest']:.1f} "
-            f"GB/s, read and written.\n")
+            f"{machine['processors']} processors ({machine['processor']}), which copy "
+            f"{report['copy_gb_per_s']['fastest']:.1f} GB/s, read and written.\n")
 
 
 def select(replay, mode):
