@@ -35,7 +35,8 @@ cdef int64_t as_padding(object value, str name) except -1:
 
 @cython.no_gc_clear
 cdef class Batch:
-    """One step's view of a cache, made by Cache.batch(): tables at fixed addresses, refilled by each prepare().
+    """Batch(cache, max_sequences, max_tokens, max_sequence_length=None, num_heads=None, formats=("table",))\n--\n\n\
+One step's view of a cache, made by Cache.batch(): tables at fixed addresses, refilled by each prepare().
 
     Tables are read-only numpy views of the last prepare. Their memory stays valid whatever is closed; the next prepare
     refills it. device_* are the same tables on the device of the cache."""
