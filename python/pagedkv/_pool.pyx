@@ -1,5 +1,4 @@
-# cython: language_level=3, binding=True, embedsignature=True, embedsignature.format=clinic
-# cython: boundscheck=False, wraparound=False
+# cython: language_level=3, binding=True, boundscheck=False, wraparound=False
 """Devices, and pools of fixed-size blocks."""
 from cpython.buffer cimport (
     PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer)
@@ -80,7 +79,8 @@ cdef int export_blocks(object owner, void *base, Py_ssize_t *shape, Py_ssize_t *
 
 
 cdef class Pool:
-    """Pool(block_bytes, num_blocks=None, device="auto", buffer=None)\n--\n\nFixed-size blocks of one device, from one allocation up front, counted by owners. Thread-safe.
+    """Pool(block_bytes, num_blocks=None, device="auto", buffer=None)\n--\n\n\
+Fixed-size blocks of one device, from one allocation up front, counted by owners. Thread-safe.
 
     block_bytes is rounded up to a multiple of 256. device: "host", "cuda", "cuda:1" or "auto". buffer: writable memory
     to use in place of an allocation (an object with the buffer protocol or __cuda_array_interface__, or a tuple
