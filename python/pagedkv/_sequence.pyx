@@ -174,6 +174,9 @@ cdef class Sequence:
         check(pkv_sequence_blocks(self._cache._cache, self._id, &array))
         return wrap_array(&array)
 
+    def __reduce__(self):
+        raise TypeError("sequences cannot be pickled or copied: fork() makes another one")
+
     def __enter__(self):
         self.enter()
         return self
