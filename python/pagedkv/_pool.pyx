@@ -14,8 +14,8 @@ from pagedkv._errors import BusyError, InvalidArgumentError
 from pagedkv._errors cimport check
 from pagedkv.abi cimport (
     pkv_cuda_info, pkv_cuda_query, pkv_device_info, pkv_device_query, pkv_pool_allocate, pkv_pool_block_ptr,
-    pkv_pool_copy_blocks, pkv_pool_create, pkv_pool_destroy, pkv_pool_free, pkv_pool_get_stats, pkv_pool_options,
-    pkv_pool_resize, pkv_pool_retain, pkv_status, pkv_stream)
+    pkv_pool_copy_blocks, pkv_pool_create, pkv_pool_destroy, pkv_pool_free, pkv_pool_get_stats, pkv_pool_num_blocks,
+    pkv_pool_num_free, pkv_pool_options, pkv_pool_resize, pkv_pool_retain, pkv_status, pkv_stream)
 
 
 def cuda_info():
@@ -120,7 +120,6 @@ Fixed-size blocks of one device, from one allocation up front, counted by owners
         stats.struct_size = sizeof(stats)
         check(pkv_pool_get_stats(self._pool, &stats))
         self._base = stats.base
-        self._num_blocks = stats.num_blocks
         self.device = (<bytes> stats.device).decode()
         self.block_bytes = stats.block_bytes
         self._is_host = self.device == "host"
@@ -136,13 +135,6 @@ Fixed-size blocks of one device, from one allocation up front, counted by owners
         if self._pool == NULL:
             raise InvalidArgumentError("pool is closed")
         return 0
-
-    cdef int _get_counts(self, pkv_pool_stats *out) except -1:
-        # Of the statistics only what stands before the device's memory, which is slow to ask for.
-        self._require_open()
-        memset(out, 0, sizeof(out[0]))
-        out.struct_size = <size_t> (<char *> &out.device_total_bytes - <char *> out)
-        return check(pkv_pool_get_stats(self._pool, out))
 
     cdef int _require_unused(self, str what) except -1:
         if self._num_views > 0:
@@ -161,7 +153,7 @@ Fixed-size blocks of one device, from one allocation up front, counted by owners
             check(pkv_pool_allocate(self._pool, 1, &block))
             return block
         count = as_int64(n, "n")
-        if count > self._num_blocks or count < 0:
+        if count > pkv_pool_num_blocks(self._pool) or count < 0:
             check(pkv_pool_allocate(self._pool, count, &block))  # always refused, so nothing is written
             raise InvalidArgumentError(f"n is out of range: {count}")
         blocks = numpy.empty(count, numpy.int32)
@@ -217,7 +209,6 @@ Fixed-size blocks of one device, from one allocation up front, counted by owners
         self._require_open()
         self._require_unused("resize")
         check(pkv_pool_resize(self._pool, count))
-        self._num_blocks = count
 
     def copy_blocks(self, sources, destinations, stream=0):
         """Copies block sources[i] to destinations[i] for all i as if at once. All must be owned."""
@@ -248,14 +239,13 @@ Fixed-size blocks of one device, from one allocation up front, counted by owners
     @property
     def num_blocks(self):
         self._require_open()
-        return self._num_blocks
+        return pkv_pool_num_blocks(self._pool)
 
     @property
     def num_free(self):
         """Blocks without owners."""
-        cdef pkv_pool_stats stats
-        self._get_counts(&stats)
-        return stats.num_free
+        self._require_open()
+        return pkv_pool_num_free(self._pool)
 
     @property
     def base_ptr(self):
@@ -312,7 +302,7 @@ Fixed-size blocks of one device, from one allocation up front, counted by owners
     def __getbuffer__(self, Py_buffer *buffer, int flags):
         if self._pool == NULL or not self._is_host:
             raise BufferError("pool is closed" if self._pool == NULL else f"the pool's memory is on {self.device}")
-        self._shape[0], self._shape[1] = self._num_blocks, self.block_bytes
+        self._shape[0], self._shape[1] = pkv_pool_num_blocks(self._pool), self.block_bytes
         self._strides[0], self._strides[1] = self.block_bytes, 1
         export_blocks(self, self._base, self._shape, self._strides, buffer, flags)
         self._num_views += 1
