@@ -15,7 +15,8 @@ from pagedkv._errors cimport check
 from pagedkv.abi cimport (
     pkv_cuda_info, pkv_cuda_query, pkv_device_info, pkv_device_query, pkv_pool_allocate, pkv_pool_block_ptr,
     pkv_pool_copy_blocks, pkv_pool_create, pkv_pool_destroy, pkv_pool_free, pkv_pool_get_stats, pkv_pool_num_blocks,
-    pkv_pool_num_free, pkv_pool_options, pkv_pool_resize, pkv_pool_retain, pkv_status, pkv_stream)
+    pkv_pool_num_free, pkv_pool_options, pkv_pool_resize, pkv_pool_retain, pkv_pool_stats, pkv_status,
+    pkv_stream)
 
 
 def cuda_info():
