@@ -236,7 +236,8 @@ def test_dlpack(values, version):
 @pytest.mark.parametrize(
     ("dtype", "code", "kind"),
     [("bfloat16", "bfloat", np.uint16), ("bfloat16", "u", np.uint16), ("float8_e4m3", "e4m3fn", np.uint8),
-     ("float8_e5m2", "e5m2", np.uint8), ("float8_e4m3", "u", np.uint8), ("int8", "i", np.int8), ("float16", "f", np.float16)],
+     ("float8_e5m2", "e5m2", np.uint8), ("float8_e4m3", "u", np.uint8), ("int8", "i", np.int8),
+     ("float16", "f", np.float16)],
 )  # fmt: skip
 def test_dlpack_dtypes(dtype, code, kind):
     bits = np.random.default_rng(1).integers(0, 100, (3, 2, 16)).astype(kind)

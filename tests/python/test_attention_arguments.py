@@ -53,10 +53,12 @@ NOT_ARRAYS = [
     np.zeros((7, 2, 16), np.int32), np.zeros((7, 2, 16), np.int64), np.zeros((7, 2, 16), bool),
     np.zeros((7, 2, 16), complex), np.zeros((7, 2, 16), ">f4"), np.zeros((7, 2, 16), object),
     np.zeros((7, 2, 16), "datetime64[s]"), np.zeros((7, 2, 16), [("a", "f4")]), np.zeros((7, 2, 16), np.uint8),
-    np.zeros((7, 2, 16), np.int8), np.zeros((), np.float32), np.zeros(7 * 32, np.float32), np.zeros((7, 32), np.float32),
+    np.zeros((7, 2, 16), np.int8), np.zeros((), np.float32), np.zeros(7 * 32, np.float32),
+    np.zeros((7, 32), np.float32),
     np.zeros((6, 2, 16), np.float32), np.zeros((8, 2, 16), np.float32), np.zeros((7, 3, 16), np.float32),
     np.zeros((7, 2, 8), np.float32), np.zeros((7, 2, 24), np.float32), np.zeros((7, 2, 0), np.float32),
-    np.zeros((7, 2, 16, 1), np.float32), np.zeros((1, 1, 1, 1, 1), np.float32), np.zeros((7, 2, 32), np.float32)[..., ::2],
+    np.zeros((7, 2, 16, 1), np.float32), np.zeros((1, 1, 1, 1, 1), np.float32),
+    np.zeros((7, 2, 32), np.float32)[..., ::2],
     np.zeros((16, 2, 7), np.float32).T, np.zeros((7, 2, 16), np.float32)[..., ::-1],
     np.broadcast_to(np.float32(1), (7, 2, 16)), np.zeros((0, 2, 16), np.float32),
 ]  # fmt: skip
@@ -132,8 +134,9 @@ def test_bad_options(step, unchanged, options, text):
 
 @pytest.mark.parametrize(
     "options",
-    [dict(scale=-2.0), dict(scale=np.float32(0.3)), dict(softcap=5), dict(window=1), dict(window=2**62), dict(causal=False),
-     dict(sinks=np.zeros(4, np.float32)), dict(alibi_slopes=np.zeros(4, np.float32)), dict(stream=None)],
+    [dict(scale=-2.0), dict(scale=np.float32(0.3)), dict(softcap=5), dict(window=1), dict(window=2**62),
+     dict(causal=False), dict(sinks=np.zeros(4, np.float32)), dict(alibi_slopes=np.zeros(4, np.float32)),
+     dict(stream=None)],
     ids=str,
 )  # fmt: skip
 def test_good_options(step, options):

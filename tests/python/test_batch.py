@@ -73,7 +73,9 @@ def test_nothing(cache):
     assert batch.seq_lens.tolist() == [0]
 
 
-@pytest.mark.parametrize("counts", [[2, 1], (2, 1), np.array([2, 1]), np.array([2, 1], np.int32), np.array([2, 1], np.uint8)])
+@pytest.mark.parametrize(
+    "counts", [[2, 1], (2, 1), np.array([2, 1]), np.array([2, 1], np.int32), np.array([2, 1], np.uint8)], ids=name
+)
 def test_counts_in_any_form(cache, counts):
     batch = cache.batch(8, 64)
     batch.prepare([cache.open([1]), cache.open([2])], counts, tokens=[1, 2, 3])

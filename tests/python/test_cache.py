@@ -50,8 +50,8 @@ def test_other_evictions_work_or_say_that_they_do_not(layout, eviction):
 
 @pytest.mark.parametrize(
     ("memory", "num_blocks"),
-    [(4096, 4), ("4096", 4), ("4KiB", 4), ("4 KiB", 4), ("4k", 3), ("4kB", 3), ("4.5KiB", 4), ("1e4", 9), ("1MiB", 1024),
-     ("1m", 976), (np.int64(2048), 2)],
+    [(4096, 4), ("4096", 4), ("4KiB", 4), ("4 KiB", 4), ("4k", 3), ("4kB", 3), ("4.5KiB", 4), ("1e4", 9),
+     ("1MiB", 1024), ("1m", 976), (np.int64(2048), 2)],
 )  # fmt: skip
 def test_memory(one_layer, memory, num_blocks):
     assert make(one_layer, num_blocks=None, memory=memory).num_blocks == num_blocks
@@ -107,7 +107,9 @@ def test_bad_options(layout, options, text):
     assert text in str(raised.value)
 
 
-@pytest.mark.parametrize("layout", [None, 3, "layout", {"num_layers": 2}, pagedkv.Layout.__new__(pagedkv.Layout)], ids=str)
+@pytest.mark.parametrize(
+    "layout", [None, 3, "layout", {"num_layers": 2}, pagedkv.Layout.__new__(pagedkv.Layout)], ids=name
+)
 def test_bad_layout(layout):
     with pytest.raises(pagedkv.InvalidArgumentError, match="layout"):
         make(layout)
@@ -213,22 +215,34 @@ def test_buffer(layout, refuses):
         memoryview(cache)
 
 
+@pytest.fixture
+def quantised():
+    layout = pagedkv.Layout(num_layers=2, num_kv_heads=2, head_dim=16, dtype="int8", block_size=4)
+    return pagedkv.Cache(layout, num_blocks=4, device="host")
+
+
 @pytest.mark.parametrize(
     ("scale", "text"),
     [(0, "0"), (0.0, ""), (-1.0, "-1"), (float("nan"), "nan"), (float("inf"), "inf"), (1e300, ""), (1e-300, ""),
-     (10**400, "range"), ("1", "number"), (None, "number"), ([1.0], "[2]"), ([1.0, 2.0, 3.0], "[2]"), ([[1.0, 2.0]], "[2]"),
+     (10**400, "range"), ("1", "number"), (None, "number"), ([1.0], "[2]"), ([1.0, 2.0, 3.0], "[2]"),
+     ([[1.0, 2.0]], "[2]"),
      ([1.0, 0.0], ""), ([1.0, None], "[2]"), (np.array(["a", "b"]), "[2]"), (np.ones(2, complex), "[2]"), ([], "[2]"),
      (object(), "number"), ({1: 2}, "")],
     ids=name,
 )  # fmt: skip
-def test_bad_scales(cache, refuses, scale, text):
+def test_bad_scales(quantised, refuses, scale, text):
     for scales in ((scale, 1.0), (1.0, scale)):
-        with refuses(cache, text=text):
-            cache.set_kv_scales(0, *scales)
+        with refuses(quantised, text=text):
+            quantised.set_kv_scales(0, *scales)
 
 
-def test_scales(cache, refuses):
-    for scale in (2.0, 1, np.float32(0.5), np.array(0.5), [1.0, 2.0], np.array([1, 2], np.float32), np.array([3, 4]), (1, 2)):
+def test_scales(cache, quantised, refuses):
+    with refuses(cache, text="float32"):
+        cache.set_kv_scales(0, 1.0, 1.0)
+    cache = quantised
+    one = [2.0, 1, np.float32(0.5), np.array(0.5)]
+    each = [[1.0, 2.0], np.array([1, 2], np.float32), np.array([3, 4]), (1, 2)]
+    for scale in one + each:
         cache.set_kv_scales(1, scale, scale)
     for layer in (-1, 2, *HUGE, *NOT_INTEGERS):
         with refuses(cache):

@@ -112,7 +112,8 @@ def test_bad_dtypes(dtype):
 
 
 def test_equality_and_copies():
-    layout = pagedkv.Layout(**GOOD, dtype="int8", block_size=5, v_head_dim=32, order="head_token", kv_scales="token_head")
+    options = {"dtype": "int8", "block_size": 5, "v_head_dim": 32, "order": "head_token", "kv_scales": "token_head"}
+    layout = pagedkv.Layout(**GOOD, **options)
     assert eval(repr(layout), {"Layout": pagedkv.Layout}) == layout
     for other in (pickle.loads(pickle.dumps(layout)), copy.deepcopy(layout)):
         assert other == layout

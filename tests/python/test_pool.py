@@ -46,7 +46,9 @@ def test_retain(pool):
     assert pool.num_free == 8
 
 
-@pytest.mark.parametrize("kind", ["list", "tuple", "int32", "int64", "uint8", "uint64", "strided", "memoryview", "numpy"])
+@pytest.mark.parametrize(
+    "kind", ["list", "tuple", "int32", "int64", "uint8", "uint64", "strided", "memoryview", "numpy"]
+)
 def test_blocks_in_any_form(pool, kind):
     blocks = pool.allocate(4)
     forms = {
@@ -87,8 +89,8 @@ def test_block_must_be_an_id(pool, refuses, value):
 
 @pytest.mark.parametrize(
     "value",
-    [np.zeros((2, 2), np.int32), np.zeros(2, np.float32), np.zeros(2, bool), np.zeros((), np.int32), {0: 1}, "01", b"01",
-     bytearray(b"01"), np.array(["a"]), np.array([None]), np.array([0], "datetime64[s]"), np.array([0], ">i4"), {1, 2},
+    [np.zeros((2, 2), np.int32), np.zeros(2, np.float32), np.zeros(2, bool), np.zeros((), np.int32), {0: 1}, "01",
+     b"01", bytearray(b"01"), np.array(["a"]), np.array([None]), np.array([0], "datetime64[s]"), np.array([0], ">i4"), {1, 2},
      [[0]], np.array([2**63], np.uint64)],
     ids=name,
 )  # fmt: skip
@@ -120,7 +122,8 @@ def test_bad_counts(pool, refuses, n):
 
 @pytest.mark.parametrize(
     "arguments",
-    [dict(block_bytes=0), dict(block_bytes=-1), dict(block_bytes=2**64), dict(block_bytes="256"), dict(block_bytes=1.0),
+    [dict(block_bytes=0), dict(block_bytes=-1), dict(block_bytes=2**64), dict(block_bytes="256"),
+     dict(block_bytes=1.0),
      dict(block_bytes=None), dict(num_blocks=0), dict(num_blocks=-1), dict(num_blocks=2**31), dict(num_blocks=2**64),
      dict(num_blocks=None), dict(num_blocks=2.0), dict(num_blocks="8"), dict(block_bytes=2**63, num_blocks=2**30),
      dict(block_bytes=2**64 - 1)],

@@ -179,7 +179,8 @@ def test_an_element_that_raises(cache):
 @pytest.mark.parametrize(
     "options",
     [dict(namespace=-1), dict(namespace=2**64), dict(namespace="a"), dict(namespace=None), dict(priority=2**31),
-     dict(priority=-(2**31) - 1), dict(priority=1.5), dict(priority=None), dict(tag=-1), dict(tag=2**64), dict(tag="x")],
+     dict(priority=-(2**31) - 1), dict(priority=1.5), dict(priority=None), dict(tag=-1), dict(tag=2**64),
+     dict(tag="x")],
     ids=str,
 )  # fmt: skip
 def test_bad_open_options(cache, refuses, options):

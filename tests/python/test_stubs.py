@@ -35,7 +35,8 @@ def names_of(body):
 def parameters_of(function):
     """[(name, default as source, or None)]"""
     arguments = function.args.args
-    defaults = [None] * (len(arguments) - len(function.args.defaults)) + [ast.unparse(d) for d in function.args.defaults]
+    defaults = [ast.unparse(default) for default in function.args.defaults]
+    defaults = [None] * (len(arguments) - len(defaults)) + defaults
     return [(argument.arg, default) for argument, default in zip(arguments, defaults)]
 
 
