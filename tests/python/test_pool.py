@@ -90,8 +90,8 @@ def test_block_must_be_an_id(pool, refuses, value):
 @pytest.mark.parametrize(
     "value",
     [np.zeros((2, 2), np.int32), np.zeros(2, np.float32), np.zeros(2, bool), np.zeros((), np.int32), {0: 1}, "01",
-     b"01", bytearray(b"01"), np.array(["a"]), np.array([None]), np.array([0], "datetime64[s]"), np.array([0], ">i4"), {1, 2},
-     [[0]], np.array([2**63], np.uint64)],
+     b"01", bytearray(b"01"), np.array(["a"]), np.array([None]), np.array([0], "datetime64[s]"), np.array([0], ">i4"),
+     {1, 2}, [[0]], np.array([2**63], np.uint64)],
     ids=name,
 )  # fmt: skip
 def test_blocks_must_be_integers(pool, refuses, value):
