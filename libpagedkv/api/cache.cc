@@ -38,8 +38,9 @@ Status read_layout(const pkv_layout *layout, Layout *out) {
 Status check_eviction(pkv_eviction eviction) {
   if (eviction == PKV_EVICTION_LRU) return PKV_OK;
   if (eviction > PKV_EVICTION_LRU && eviction <= PKV_EVICTION_S3FIFO) {
-    return fail(PKV_UNSUPPORTED, "eviction is %d: this version evicts by lru (%d) only", static_cast<int>(eviction),
-                static_cast<int>(PKV_EVICTION_LRU));
+    constexpr const char *kNames[] = {"lru", "lfu", "priority", "fifo", "slru", "s3fifo"};  // by value
+    return fail(PKV_UNSUPPORTED, "eviction is %s (%d): this version evicts by lru only", kNames[eviction],
+                static_cast<int>(eviction));
   }
   return fail(PKV_INVALID_ARGUMENT, "eviction is %d, unknown", static_cast<int>(eviction));
 }
