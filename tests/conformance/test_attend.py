@@ -60,7 +60,7 @@ def make_design():
                 id=f"seed{number}-{dtype}-{q_dtype}-{order}-{kv_scales}-{list(MIXES)[number % 5]}")
 
 
-@pytest.mark.parametrize("layout, q_dtype, group, mix, names, seed", make_design())
+@pytest.mark.parametrize("layout, q_dtype, group, mix, names, seed", list(make_design()))
 def test_attend_matches_reference(device, layout, q_dtype, group, mix, names, seed):
     source = dtypes.FLOATS[seed % 3]
     num_heads = group * layout["num_kv_heads"]

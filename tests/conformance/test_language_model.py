@@ -125,7 +125,7 @@ def run_speculative_step(stories, rng):
 def test_same_greedy_tokens_as_the_reference(device, stories, block_size):
     model, expected = stories
     rng = np.random.default_rng(block_size)
-    engine = Engine(device, model, block_size, num_blocks=4096 // block_size + 64)
+    engine = Engine(device, model, block_size, num_blocks=3200 // block_size + 64)
     running = [Story(engine, entry, tag) for tag, entry in enumerate(expected)]
     forks = []
     for number in range(10_000):
@@ -147,12 +147,13 @@ def test_same_greedy_tokens_as_the_reference(device, stories, block_size):
                 if story.tag in victims or story.tag % 4 == 2:  # preempted, and computed again where not found again
                     story.reopen()
             assert engine.cache.stats()["hit_tokens"] > hits
-        engine.cache.check()
+        if number % 20 == 0:
+            engine.cache.check()
     for story in running + forks:
         assert story.text == story.entry["tokens"], story.entry["prompt"]
         assert story.seq.length >= len(story.text) - 1
         story.seq.close()
-    assert len(forks) == 3 and engine.cache.stats()["copies"] > 0
+    assert len(forks) == 3 and (engine.cache.stats()["copies"] > 0) == (block_size > 1)
     assert engine.cache.num_free_blocks == engine.cache.num_blocks
 
 
@@ -173,7 +174,7 @@ def test_preempted_for_want_of_blocks(device, stories):
             running.append(story)
         try:
             run_step(running)
-        except pagedkv.OutOfBlocksError as error:
+        except (pagedkv.OutOfBlocksError, pagedkv.NeverFitsError) as error:  # never all of them together
             victims = {victim.tag for victim in engine.cache.victims(error.needed - error.available)}
             assert victims
             for story in [story for story in running if story.tag in victims]:
