@@ -1,4 +1,6 @@
 """What write_kv leaves in the blocks: the bits of every slot, in both orders, for every dtype and source."""
+import contextlib
+
 import numpy as np
 import pytest
 
@@ -156,3 +158,13 @@ def test_bad_static_scales_are_refused(device, bad):
         with pytest.raises(pagedkv.InvalidArgumentError):
             trial.cache.set_kv_scales(0, *scales)
     trial.step(batch, [(tracked, trial.random_tokens(5))], num_heads=2)  # with the scales of before
+
+
+@pytest.mark.parametrize("dtype", dtypes.FLOATS)
+def test_static_scales_mean_nothing_to_floats(device, dtype):
+    """They are refused, or accepted and without effect; never applied on one side only."""
+    trial = Trial(device, 4, num_blocks=4, num_kv_heads=2, head_dim=16, dtype=dtype, block_size=4)
+    with contextlib.suppress(pagedkv.InvalidArgumentError, pagedkv.UnsupportedError):
+        trial.cache.set_kv_scales(0, 0.25, 3.0)
+    batch, tracked = trial.make_batch(), trial.open()[0]
+    trial.step(batch, [(tracked, trial.random_tokens(7))], num_heads=2)
