@@ -74,12 +74,13 @@ part_thread_tests() {
 # All CUDA sources for one architecture, with the machine's nvcc, or else the one from PyPI.
 part_cuda() {
   use_ccache
-  python3 -m venv "$work/nvcc"
+  local python=()
   if ! command -v nvcc >/dev/null && [ ! -x /usr/local/cuda/bin/nvcc ] && [ -z "${CUDACXX:-}${CUDA_HOME:-}" ]; then
+    python3 -m venv "$work/nvcc"
     "$work/nvcc/bin/pip" install -q 'cuda-toolkit[nvcc,cudart,cccl]==13.0.*'
+    python=(-DPython_EXECUTABLE="$work/nvcc/bin/python")
   fi
-  build_and_test "$work/cuda" . -DPAGEDKV_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=80-real \
-    -DPython_EXECUTABLE="$work/nvcc/bin/python"
+  build_and_test "$work/cuda" . -DPAGEDKV_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=80-real "${python[@]}"
 }
 
 # The commands of the README's first code block, as they stand there: the second one passes the tests, the first one

@@ -15,8 +15,8 @@ from pagedkv._errors import BusyError, InvalidArgumentError
 from pagedkv._errors cimport check
 from pagedkv.abi cimport (
     pkv_cuda_info, pkv_cuda_query, pkv_device_info, pkv_device_query, pkv_pool_allocate, pkv_pool_block_ptr,
-    pkv_pool_copy_blocks, pkv_pool_create, pkv_pool_destroy, pkv_pool_free, pkv_pool_get_stats, pkv_pool_options,
-    pkv_pool_resize, pkv_pool_retain, pkv_status, pkv_stream)
+    pkv_pool_copy_blocks, pkv_pool_create, pkv_pool_destroy, pkv_pool_free, pkv_pool_get_stats, pkv_pool_num_blocks,
+    pkv_pool_num_free, pkv_pool_options, pkv_pool_resize, pkv_pool_retain, pkv_status, pkv_stream)
 
 
 def cuda_info():
@@ -156,7 +156,7 @@ cdef class Pool:
             check(pkv_pool_allocate(self._pool, 1, &block))
             return block
         count = as_int64(n, "n")
-        if count > self.num_blocks or count < 0:
+        if count > pkv_pool_num_blocks(self._pool) or count < 0:
             check(pkv_pool_allocate(self._pool, count, &block))  # always refused, so nothing is written
             raise InvalidArgumentError(f"n is out of range: {count}")
         blocks = numpy.empty(count, numpy.int32)
@@ -241,16 +241,14 @@ cdef class Pool:
 
     @property
     def num_blocks(self):
-        cdef pkv_pool_stats stats
-        self._get_stats(&stats)
-        return stats.num_blocks
+        self._require_open()
+        return pkv_pool_num_blocks(self._pool)
 
     @property
     def num_free(self):
         """Blocks without owners."""
-        cdef pkv_pool_stats stats
-        self._get_stats(&stats)
-        return stats.num_free
+        self._require_open()
+        return pkv_pool_num_free(self._pool)
 
     @property
     def base_ptr(self):
