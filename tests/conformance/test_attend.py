@@ -378,10 +378,12 @@ def test_number_of_threads_changes_no_bit(dtype):
             np.testing.assert_array_equal(lse, results[0][1])
 
 
+@pytest.mark.parametrize("isa", available_isas())
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("q_dtype", ["float32", "bfloat16"])
-def test_a_sequence_alone_and_among_others_is_bit_equal(dtype, q_dtype):
+def test_a_sequence_alone_and_among_others_is_bit_equal(dtype, q_dtype, isa):
     """On the host a result depends on its own sequence only, and not on how its prompt is cut into chunks."""
+    pagedkv.set_isa(isa)
     trial = Trial("host", 15, num_blocks=64, num_kv_heads=2, head_dim=64, dtype=dtype, block_size=16)
     batch = trial.make_batch()
     tokens, others = trial.random_tokens(150), [trial.random_tokens(count) for count in (3, 77, 160)]
