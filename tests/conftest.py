@@ -4,6 +4,7 @@ import pytest
 import pagedkv
 from testdata import TEST_DATA
 
+
 @pytest.fixture(scope="session")
 def test_data():
     if TEST_DATA is None:

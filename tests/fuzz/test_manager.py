@@ -1,8 +1,8 @@
 """Random calls of a cache beside the model: after each one the audit passes and everything that can be seen agrees.
 
-Pools, blocks and alphabets are tiny, so that shortage, hits, duplicates, copies and evictions happen all the time. K and
-V are written too, as a number for each token, so a wrong copy or a block shared by mistake shows. A failure prints its
-seed and the last calls; PAGEDKV_FUZZ_SEEDS runs that many seeds, from PAGEDKV_FUZZ_START on.
+Pools, blocks and alphabets are tiny, so that shortage, hits, duplicates, copies and evictions happen all the time. K
+and V are written too, as a number for each token, so a wrong copy or a block shared by mistake shows. A failure prints
+its seed and the last calls; PAGEDKV_FUZZ_SEEDS runs that many seeds, from PAGEDKV_FUZZ_START on.
 """
 import os
 
@@ -127,7 +127,8 @@ class Driver:
         else:
             text = f"batch.prepare([{names}], {counts}, tokens={flat.tolist()}, register={registers})"
             call = lambda: self.batch.prepare(sequences, counts, tokens=flat, register=registers)  # noqa: E731
-        result = self.both(text, call, lambda: self.model.prepare([(pair[1], tokens) for pair, tokens in work], registers))
+        model_work = [(pair[1], tokens) for pair, tokens in work]
+        result = self.both(text, call, lambda: self.model.prepare(model_work, registers))
         if result is None:
             return
         if way == "prepare":
@@ -220,10 +221,10 @@ class Driver:
         held = model.held()
         assert self.cache.num_free_blocks == self.num_blocks - len(held)
         assert self.cache.num_cached_blocks == len(model.cached)
-        expected = {"uncached_blocks": model.num_uncached(), "cached_blocks": len(model.cached), "held_blocks": len(held),
-                    "pending_blocks": 0, "num_sequences": len(self.pairs), "evictions": model.evictions,
-                    "copies": model.copies, "hit_tokens": model.hit_tokens, "queried_tokens": model.queried_tokens,
-                    "appended_tokens": model.appended_tokens}
+        expected = {"uncached_blocks": model.num_uncached(), "cached_blocks": len(model.cached),
+                    "held_blocks": len(held), "pending_blocks": 0, "num_sequences": len(self.pairs),
+                    "evictions": model.evictions, "copies": model.copies, "hit_tokens": model.hit_tokens,
+                    "queried_tokens": model.queried_tokens, "appended_tokens": model.appended_tokens}
         assert {key: stats[key] for key in expected} == expected
         memory = self.arrays.read_blocks(self.cache)
         keys, values = self.format.planes(memory, 0)
