@@ -312,7 +312,7 @@ typedef struct pkv_cache_options {
 PKV_API pkv_status pkv_cache_create(const pkv_cache_options *options, pkv_cache **out);
 PKV_API void pkv_cache_destroy(pkv_cache *cache);
 
-/* Static scales of a layer, float32 [num_kv_heads] on the host, finite and positive. */
+/* Static scales of a layer, float32 [num_kv_heads] on the host, finite and positive; quantised dtypes only. */
 PKV_API pkv_status pkv_cache_set_kv_scales(pkv_cache *cache, int32_t layer, const float *k_scale, const float *v_scale);
 
 /* Makes n uncached blocks ready ahead of need, by evicting where there are fewer. OUT_OF_BLOCKS when fewer than n
