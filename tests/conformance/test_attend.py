@@ -265,3 +265,24 @@ def test_failed_step_is_discarded_and_repeated(device):
     assert parent.seq.length == child.seq.length == 6
     trial.poison()
     trial.step(batch, [(parent, tokens[0]), (child, tokens[1])], num_heads=2)
+
+
+@pytest.mark.parametrize("is_parent_first", [True, False])
+def test_discard_of_a_step_that_wrote_into_a_shared_block(device, is_parent_first):
+    """One of two holders of different length gets a copy, the other writes in place, over what the longer one had
+    there: whatever discard does with the sharing, each must find its own K and V again."""
+    trial = Trial(device, 13, num_blocks=8, num_kv_heads=1, head_dim=8, dtype="float32", block_size=4)
+    batch, parent = trial.make_batch(), trial.open()[0]
+    trial.step(batch, [(parent, trial.random_tokens(7))], num_heads=2)
+    child = trial.fork(parent, 5)
+    pair = [parent, child] if is_parent_first else [child, parent]
+    lengths = [len(tracked.tokens) for tracked in pair]
+    work = [(tracked, trial.random_tokens(2)) for tracked in pair]
+    trial.prepare(batch, work)
+    trial.write(batch, work)
+    trial.cache.discard(batch)
+    for tracked, length in zip(pair, lengths):
+        del tracked.tokens[length:]
+        tracked.num_written = length
+    trial.poison()
+    trial.step(batch, [(tracked, trial.random_tokens(1)) for tracked in pair], num_heads=2)

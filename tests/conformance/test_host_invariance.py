@@ -59,6 +59,23 @@ def test_every_instruction_set(dtype, kv_scales, q_dtype, head_dim):
 def test_number_of_threads_changes_no_bit(dtype):
     trial, batch, work = make_invariance_trial(14, dtype)
     q = trial.make_query(28, 6, "float32")
+    check_thread_counts(trial, batch, work, q)
+
+
+@pytest.mark.parametrize("lengths", [[3000], [9, 2500, 700]])
+def test_number_of_threads_changes_no_bit_of_long_sequences(lengths):
+    """Few sequences and many keys: the keys themselves are shared out among the threads."""
+    trial = Trial("host", 16, num_blocks=240, num_kv_heads=1, head_dim=64, dtype="bfloat16", block_size=16)
+    batch = trial.make_batch()
+    work = [(trial.open()[0], trial.random_tokens(length)) for length in lengths]
+    trial.prepare(batch, work)
+    trial.write(batch, work)
+    work = [(tracked, trial.random_tokens(1)) for tracked, _ in work]
+    trial.prepare(batch, work)
+    check_thread_counts(trial, batch, work, trial.make_query(len(work), 4, "float32"))
+
+
+def check_thread_counts(trial, batch, work, q):
     for isa in available_isas():
         pagedkv.set_isa(isa)
         results = []
