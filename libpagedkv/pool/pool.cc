@@ -117,6 +117,14 @@ Status Pool::check_owned(const int32_t *blocks, int64_t count, const char *what)
   return PKV_OK;
 }
 
+// For ids that may appear only once: then there are no more than blocks. Known before the array is read.
+Status Pool::check_distinct_count(int64_t count) const {
+  const int64_t num_blocks = static_cast<int64_t>(owners_.size());
+  if (count < 0) return fail(PKV_INVALID_ARGUMENT, "count is %" PRId64 ", negative", count);
+  if (count <= num_blocks) return PKV_OK;
+  return fail(PKV_INVALID_ARGUMENT, "count is %" PRId64 ", but the pool has %" PRId64 " blocks", count, num_blocks);
+}
+
 Status Pool::retain(const int32_t *blocks, int64_t count) {
   if (count < 0) return fail(PKV_INVALID_ARGUMENT, "count is %" PRId64 ", negative", count);
   std::lock_guard<std::mutex> lock(mutex_);
@@ -133,8 +141,8 @@ Status Pool::retain(const int32_t *blocks, int64_t count) {
 }
 
 Status Pool::free(const int32_t *blocks, int64_t count) {
-  if (count < 0) return fail(PKV_INVALID_ARGUMENT, "count is %" PRId64 ", negative", count);
   std::lock_guard<std::mutex> lock(mutex_);
+  PKV_TRY(check_distinct_count(count));
   const uint64_t num_blocks = owners_.size();
   // One pass checks and marks, so that an id twice is seen; the marks go in the second, or are taken back.
   int64_t checked = 0;
@@ -199,9 +207,9 @@ Status Pool::resize(int64_t num_blocks) {
 }
 
 Status Pool::copy_blocks(const int32_t *sources, const int32_t *destinations, int64_t count, pkv_stream stream) {
-  if (count < 0) return fail(PKV_INVALID_ARGUMENT, "count is %" PRId64 ", negative", count);
   {
     std::lock_guard<std::mutex> lock(mutex_);
+    PKV_TRY(check_distinct_count(count));
     PKV_TRY(check_owned(sources, count, "sources"));
     PKV_TRY(check_owned(destinations, count, "destinations"));
     int64_t twice = -1;
