@@ -117,7 +117,7 @@ Status Pool::check_owned(const int32_t *blocks, int64_t count, const char *what)
   return PKV_OK;
 }
 
-// For ids that may appear only once: then there are no more than blocks. Known before the array is read.
+// For ids that may appear only once: seen before the array is read.
 Status Pool::check_distinct_count(int64_t count) const {
   const int64_t num_blocks = static_cast<int64_t>(owners_.size());
   if (count < 0) return fail(PKV_INVALID_ARGUMENT, "count is %" PRId64 ", negative", count);
