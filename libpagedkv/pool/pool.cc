@@ -4,6 +4,7 @@
 #include <cinttypes>
 #include <cstring>
 #include <limits>
+#include <new>
 
 #include "base/checked.h"
 
@@ -194,9 +195,15 @@ Status Pool::resize(int64_t num_blocks) {
     return fail(PKV_OUT_OF_MEMORY, "%" PRId64 " blocks of %" PRIu64 " bytes are more than the address space",
                 num_blocks, block_bytes_);
   }
-  free_.reserve(static_cast<size_t>(num_blocks));
-  owners_.reserve(static_cast<size_t>(num_blocks));
+  const uint64_t old_bytes = memory_.bytes;
   PKV_TRY(backend_->resize_memory(&memory_, bytes));
+  try {
+    free_.reserve(static_cast<size_t>(num_blocks));
+    owners_.reserve(static_cast<size_t>(num_blocks));
+  } catch (const std::bad_alloc &) {
+    backend_->resize_memory(&memory_, old_bytes);  // shrinks: memory is wanted for growing alone
+    throw;
+  }
   if (num_blocks < old_num_blocks) {
     free_.erase(std::remove_if(free_.begin(), free_.end(), [&](int32_t block) { return block >= num_blocks; }),
                 free_.end());
