@@ -231,7 +231,7 @@ Status Cache::reserve(pkv_sequence id, int64_t num_tokens) {
   if (!checked_add(sequence->length, num_tokens, &length) || divide_up(length, block_size) > num_blocks()) {
     ++refusals_;
     publish();
-    return fail_shortage(PKV_NEVER_FITS, divide_up(num_tokens, block_size), num_blocks(), 0,
+    return fail_shortage(PKV_NEVER_FITS, divide_up(std::max(length, num_tokens), block_size), num_blocks(), 0,
                          "%" PRId64 " tokens and %" PRId64 " more do not fit into %" PRId64 " blocks of %d",
                          sequence->length, num_tokens, num_blocks(), block_size);
   }
@@ -279,13 +279,14 @@ Status Cache::commit(pkv_sequence id, const int64_t *tokens, int64_t count) {
     const int64_t position = first + i;
     blocks_.tokens(sequence->table[position / block_size])[position % block_size] = tokens[i];
   }
-  settle(sequence, nullptr);
+  settle(sequence, 0, nullptr);
   finish_call(sequence);
   return PKV_OK;
 }
 
-// Moves settled_length over the known tokens behind it and gives the blocks that it completes their hash.
-void Cache::settle(Sequence *sequence, std::vector<HashedBlock> *hashed_blocks) {
+// Moves settled_length over the known tokens behind it and gives the blocks that it completes their hash. Those among
+// them that hold tokens from position `first_new` on are added to hashed_blocks, if it is given.
+void Cache::settle(Sequence *sequence, int64_t first_new, std::vector<HashedBlock> *hashed_blocks) {
   const int32_t block_size = layout_.block_size();
   int64_t position = sequence->settled_length;
   const int64_t first_full = position / block_size;
@@ -304,7 +305,7 @@ void Cache::settle(Sequence *sequence, std::vector<HashedBlock> *hashed_blocks) 
     if (blocks_.record(block).is_hashed) continue;
     const Hash128 hash = hasher_.extend(parent_hash(*sequence, i), blocks_.tokens(block));
     blocks_.set_hash(block, hash);
-    if (hashed_blocks != nullptr) hashed_blocks->push_back({block, hash});
+    if (hashed_blocks != nullptr && (i + 1) * block_size > first_new) hashed_blocks->push_back({block, hash});
   }
 }
 

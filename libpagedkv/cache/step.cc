@@ -208,7 +208,8 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
       return status;
     }
   }
-  for (StepItem &item : step->items) settle(item.sequence, &step->hashed_blocks);
+  // Blocks that were full before are no part of what discard takes back: K and V of their tokens are there.
+  for (StepItem &item : step->items) settle(item.sequence, item.old_length, &step->hashed_blocks);
   step->serial = serial_;
   publish();
   return PKV_OK;
