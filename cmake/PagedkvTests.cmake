@@ -32,3 +32,15 @@ foreach(source IN LISTS unit_sources)
   add_test(NAME unit.${name} COMMAND unit_tests "--source-file=*/${name}.cc")
   set_tests_properties(unit.${name} PROPERTIES FAIL_REGULAR_EXPRESSION "test cases: +0 ")  # a wrong file name
 endforeach()
+
+# fuzz.cache: the fuzz target with a main function of its own, on random bytes for some seconds. With clang and
+# PAGEDKV_SANITIZE=address,undefined,fuzzer-no-link it becomes a program of libFuzzer, which ctest does not run.
+add_executable(fuzz_cache "${PROJECT_SOURCE_DIR}/tests/fuzz/fuzz_cache.cc" "${PROJECT_SOURCE_DIR}/tests/fuzz/model.cc")
+target_compile_options(fuzz_cache PRIVATE -Wall -Wextra)
+target_link_libraries(fuzz_cache PRIVATE pagedkv)
+if(PAGEDKV_SANITIZE MATCHES "fuzzer-no-link")
+  target_link_options(fuzz_cache PRIVATE -fsanitize=fuzzer)
+else()
+  target_sources(fuzz_cache PRIVATE "${PROJECT_SOURCE_DIR}/tests/fuzz/main.cc")
+  add_test(NAME fuzz.cache COMMAND fuzz_cache --seed 1 --seconds 4)
+endif()

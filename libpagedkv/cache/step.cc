@@ -2,15 +2,12 @@
 #include <algorithm>
 #include <cinttypes>
 #include <cstring>
-#include <limits>
 
 #include "base/checked.h"
 #include "cache/cache.h"
 
 namespace pkv {
 namespace {
-
-constexpr int64_t kMaxLength = std::numeric_limits<int32_t>::max();
 
 Status check_step_tokens(const int64_t *tokens, int64_t num_tokens) {
   int64_t smallest = 0;
@@ -56,7 +53,8 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
       return fail(PKV_INVALID_ARGUMENT, "num_tokens is %" PRId64 ", but counts add up to %" PRId64, num_tokens,
                   step->num_tokens);
     }
-    PKV_TRY(check_step_tokens(tokens, num_tokens));
+    // More than the pool has slots are refused below, unread.
+    if (num_tokens <= num_blocks() * block_size) PKV_TRY(check_step_tokens(tokens, num_tokens));
   }
 
   // What it takes. scratch counts the holders that a block loses to copies planned before.
@@ -210,7 +208,8 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
       return status;
     }
   }
-  for (StepItem &item : step->items) settle(item.sequence, &step->hashed_blocks);
+  // Blocks that were full before are no part of what discard takes back: K and V of their tokens are there.
+  for (StepItem &item : step->items) settle(item.sequence, item.old_length, &step->hashed_blocks);
   step->serial = serial_;
   publish();
   return PKV_OK;
