@@ -10,6 +10,9 @@ target_link_libraries(pagedkv_objects PUBLIC Threads::Threads)
 # Host kernels: one source per instruction set, chosen among at run time.
 set(isa_options_avx2 -mavx2 -mfma -mf16c)
 set(isa_options_avx512 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c -mavx2)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  list(APPEND isa_options_avx512 -Wno-uninitialized -Wno-maybe-uninitialized)  # of its own avx512fintrin.h, in vain
+endif()
 foreach(isa IN ITEMS avx2 avx512)
   set(source "${PROJECT_SOURCE_DIR}/libpagedkv/backend/host/isa_${isa}.cc")
   if(NOT source IN_LIST sources)
