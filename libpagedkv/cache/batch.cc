@@ -68,7 +68,7 @@ Batch::Batch(std::shared_ptr<Cache> cache, const BatchOptions &options)
 
 // Makes room; rows keep their contents. Throws std::bad_alloc with nothing changed.
 void Batch::ensure_tables(int64_t num_rows, int64_t num_columns, int64_t num_indices) {
-  const int64_t old_rows = static_cast<int64_t>(rows_.size());
+  const int64_t old_rows = rows_.size();
   if (num_rows > old_rows || num_columns > table_stride_) {
     const int64_t new_rows =
         num_rows > old_rows ? std::min(options_.max_sequences, std::max(num_rows, 2 * old_rows)) : old_rows;
@@ -76,11 +76,12 @@ void Batch::ensure_tables(int64_t num_rows, int64_t num_columns, int64_t num_ind
     int64_t size = 0;
     if (!checked_multiply(new_rows, new_stride, &size)) throw std::bad_alloc();
     SharedArray<int32_t> table(size);
-    rows_.reserve(static_cast<size_t>(new_rows));
+    SharedArray<Row> rows(new_rows);
+    std::copy_n(rows_.data(), old_rows, rows.data());
     for (int64_t i = 0; i < old_rows; ++i) {
       std::copy_n(block_table_.data() + i * table_stride_, rows_[i].num_filled, table.data() + i * new_stride);
     }
-    rows_.resize(static_cast<size_t>(new_rows));
+    rows_ = std::move(rows);
     block_table_ = std::move(table);
     table_stride_ = new_stride;
     ++generation_;
