@@ -1,9 +1,11 @@
-# ctest entries: abi.NAME for each tests/abi/NAME.c and .cc (linked to the shared library, as a client is), unit.NAME for each
-# tests/unit/NAME.cc (linked to the objects, so that they reach what is not exported);
-# tests/unit/cuda*.cc with CUDA only.
+# ctest entries:
+#   abi.NAME for each tests/abi/NAME.c and .cc, linked to the shared library, as a client is
+#   unit.NAME for each tests/unit/NAME.cc, linked to the objects, so that they reach what is not exported;
+#     cuda*.cc with CUDA only
 set(strict_options -Wall -Wextra -pedantic -Werror)
 
-file(GLOB abi_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/abi/*.c" "${PROJECT_SOURCE_DIR}/tests/abi/*.cc")
+file(GLOB abi_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/abi/*.c"
+     "${PROJECT_SOURCE_DIR}/tests/abi/*.cc")
 foreach(source IN LISTS abi_sources)
   get_filename_component(name "${source}" NAME_WE)
   add_executable(abi_${name} "${source}")

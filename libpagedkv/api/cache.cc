@@ -40,10 +40,10 @@ Status read_layout(const pkv_layout *layout, Layout *out) {
 }
 
 Status check_eviction(pkv_eviction eviction) {
+  static const char *const names[] = {"lru", "lfu", "priority", "fifo", "slru", "s3fifo"};
   if (eviction == PKV_EVICTION_LRU) return PKV_OK;
   if (eviction > PKV_EVICTION_LRU && eviction <= PKV_EVICTION_S3FIFO) {
-    return fail(PKV_UNSUPPORTED, "eviction is %d: this version evicts by lru (%d) only", static_cast<int>(eviction),
-                static_cast<int>(PKV_EVICTION_LRU));
+    return fail(PKV_UNSUPPORTED, "eviction \"%s\" is not available in this version; \"lru\" is", names[eviction]);
   }
   return fail(PKV_INVALID_ARGUMENT, "eviction is %d, unknown", static_cast<int>(eviction));
 }

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/checked.h"
+#include "base/dtype.h"
 
 namespace pkv {
 
@@ -58,6 +59,9 @@ Status Cache::set_kv_scales(int32_t layer, const float *k_scale, const float *v_
   const PagedKv kv = describe_kv(layer);
   if (kv.kv_scales != PKV_SCALES_STATIC) {
     return fail(PKV_INVALID_ARGUMENT, "the layout keeps scales per token and head; there are no static ones to set");
+  }
+  if (!is_quantised_dtype(kv.dtype)) {
+    return fail(PKV_INVALID_ARGUMENT, "K and V are stored as %s, which takes no scales", dtype_name(kv.dtype));
   }
   const char *names[] = {"k_scale", "v_scale"};
   const float *scales[] = {k_scale, v_scale};

@@ -113,7 +113,6 @@ class Cache {
   void match_prefix(const Sequence &sequence, const int64_t *tokens, int64_t num_tokens, int64_t *out_num_blocks);
   void take_prefix(Sequence *sequence, int64_t num_blocks);
   void settle(Sequence *sequence, int64_t first_new, std::vector<HashedBlock> *hashed_blocks);
-  Status refuse_step(const Step &step, int64_t needed, int64_t index);
   void finish_call(Sequence *sequence);  // a change is done: serial numbers, statistics
   void publish();
 

@@ -98,7 +98,11 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
   for (const StepItem &item : step->items) {
     if (item.copies) blocks_.record(item.copied_from).scratch = 0;
   }
-  if (status == PKV_OK && first_short >= 0) status = refuse_step(*step, needed, first_short);
+  if (status == PKV_OK && first_short >= 0) {
+    status = fail_shortage(PKV_OUT_OF_BLOCKS, needed, available, first_short,
+                           "%" PRId64 " blocks needed, %" PRId64 " available; sequences[%" PRId64
+                           "] is the first that does not fit", needed, available, first_short);
+  }
   if (status == PKV_NEVER_FITS || status == PKV_OUT_OF_BLOCKS) {
     ++refusals_;
     publish();
@@ -118,41 +122,6 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
     ensure_table(item.sequence, divide_up(item.old_length + item.count, block_size));
   }
   return PKV_OK;
-}
-
-// Tells "not now" from "never": would the sequences of this step fit if they had the pool for themselves?
-Status Cache::refuse_step(const Step &step, int64_t needed, int64_t index) {
-  const int32_t block_size = layout_.block_size();
-  int64_t alone = 0;
-  for (const StepItem &item : step.items) {
-    const int64_t length = item.old_length + item.count;
-    alone += divide_up(length, block_size);
-    for (int64_t i = 0; i < divide_up(item.old_length, block_size); ++i) {
-      if (blocks_.record(item.sequence->table[i]).scratch++ > 0) --alone;  // shared within the step
-    }
-  }
-  for (const StepItem &item : step.items) {
-    if (!item.copies) continue;
-    // Of the holders of a shared partial block that are in the step, the last to write keeps it.
-    BlockRecord &record = blocks_.record(item.copied_from);
-    if (record.scratch > 1) {
-      --record.scratch;
-      ++alone;
-    }
-  }
-  for (const StepItem &item : step.items) {
-    for (int64_t i = 0; i < divide_up(item.old_length, block_size); ++i) {
-      blocks_.record(item.sequence->table[i]).scratch = 0;
-    }
-  }
-  if (alone > num_blocks()) {
-    return fail_shortage(PKV_NEVER_FITS, alone, num_blocks(), index,
-                         "the sequences of this step take %" PRId64 " blocks, but the pool has %" PRId64
-                         "; sequences[%" PRId64 "] is the first that does not fit", alone, num_blocks(), index);
-  }
-  return fail_shortage(PKV_OUT_OF_BLOCKS, needed, blocks_.num_available(), index,
-                       "%" PRId64 " blocks needed, %" PRId64 " available; sequences[%" PRId64
-                       "] is the first that does not fit", needed, blocks_.num_available(), index);
 }
 
 Status Cache::apply_step(const int64_t *tokens, Step *step) {

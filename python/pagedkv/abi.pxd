@@ -133,6 +133,8 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         uint64_t device_free_bytes
         void *base
         char device[16]
+    int64_t pkv_pool_num_blocks(const pkv_pool *pool)
+    int64_t pkv_pool_num_free(const pkv_pool *pool)
     pkv_status pkv_pool_get_stats(const pkv_pool *pool, pkv_pool_stats *out)
 
     # ---- 4. Layout, cache, sequences

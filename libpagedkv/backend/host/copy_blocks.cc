@@ -6,6 +6,7 @@
 #include <new>
 #include <vector>
 
+#include "backend/host/host.h"
 #include "backend/host/thread_pool.h"
 
 namespace pkv {
@@ -20,7 +21,7 @@ char *address_of(const CopyBlocksParams &params, int64_t block) {
 // Copies that do not touch each other, cut into pieces for the threads.
 void copy_independent(const CopyBlocksParams &params) {
   const int64_t pieces_per_block = static_cast<int64_t>((params.block_bytes + kPieceBytes - 1) / kPieceBytes);
-  auto copy_piece = [&](int64_t index) {
+  auto copy_piece = [&](int64_t index, int32_t) {
     const int64_t i = index / pieces_per_block;
     if (params.sources[i] == params.destinations[i]) return;
     const uint64_t offset = static_cast<uint64_t>(index % pieces_per_block) * kPieceBytes;
@@ -29,9 +30,9 @@ void copy_independent(const CopyBlocksParams &params) {
   };
   const int64_t num_pieces = params.count * pieces_per_block;
   if (params.block_bytes * static_cast<uint64_t>(params.count) <= 2 * kPieceBytes) {
-    for (int64_t i = 0; i < num_pieces; ++i) copy_piece(i);
+    for (int64_t i = 0; i < num_pieces; ++i) copy_piece(i, 0);
   } else {
-    run_parallel(num_pieces, copy_piece);
+    run_parallel(num_pieces, host_num_threads(), copy_piece);
   }
 }
 

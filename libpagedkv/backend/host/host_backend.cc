@@ -6,6 +6,7 @@
 #include "backend/host/host_memory.h"
 #include "backend/host/kernels.h"
 #include "backend/host/machine.h"
+#include "backend/host/reference.h"
 
 namespace pkv {
 namespace {
@@ -39,17 +40,29 @@ class HostBackend final : public Backend {
   Status copy_blocks(const CopyBlocksParams &params, pkv_stream) override { return copy_host_blocks(params); }
 
   Status write_kv(const WriteKvParams &params, pkv_stream) override {
-    host_kernels().write_kv(params);
+    const IsaKernels *inner = host_kernels().inner;
+    if (inner == nullptr) {
+      reference_write_kv(params);
+    } else {
+      write_tokens(*inner, params, host_num_threads());
+    }
     return PKV_OK;
   }
 
   Status attend(const AttendParams &params, pkv_stream) override {
-    host_kernels().attend(params);
+    const IsaKernels *inner = host_kernels().inner;
+    if (inner != nullptr) return attend_in_tiles(*inner, params, host_num_threads());
+    reference_attend(params);
     return PKV_OK;
   }
 
   Status merge_states(const MergeStatesParams &params, pkv_stream) override {
-    host_kernels().merge_states(params);
+    const IsaKernels *inner = host_kernels().inner;
+    if (inner == nullptr) {
+      reference_merge_states(params);
+    } else {
+      merge_tokens(*inner, params, host_num_threads());
+    }
     return PKV_OK;
   }
 };

@@ -1,24 +1,107 @@
 #include "backend/host/kernels.h"
 
+#include <algorithm>
+#include <atomic>
 #include <cstring>
 
 #include "backend/host/host.h"
-#include "backend/host/reference.h"
+#include "backend/host/thread_pool.h"
+#include "base/dtype.h"
 
 namespace pkv {
 namespace {
 
-constexpr HostKernels kReference = {"reference", reference_write_kv, reference_attend, reference_merge_states};
+struct IsaRow {
+  HostKernels kernels;
+  bool (*is_supported)();
+};
+
+bool is_always_supported() { return true; }
+#if PKV_HAVE_AVX2 || PKV_HAVE_AVX512
+bool is_avx2_supported() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
+#endif
+#if PKV_HAVE_AVX512
+bool is_avx512_supported() {
+  return is_avx2_supported() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+}
+#endif
+
+// Best first.
+constexpr IsaRow kIsas[] = {
+#if PKV_HAVE_AVX512
+    {{"avx512", &kAvx512Kernels}, is_avx512_supported},
+#endif
+#if PKV_HAVE_AVX2
+    {{"avx2", &kAvx2Kernels}, is_avx2_supported},
+#endif
+    {{"scalar", &kScalarKernels}, is_always_supported},
+    {{"reference", nullptr}, is_always_supported},
+};
+
+const HostKernels *find_best() {
+  for (const IsaRow &row : kIsas) {
+    if (row.is_supported()) return &row.kernels;
+  }
+  return nullptr;
+}
+
+std::atomic<const HostKernels *> chosen{nullptr};
+
+constexpr int64_t kBytesPerTask = 128 * 1024;
+
+// Calls f(begin, end) for parts of [0, num_tokens), in parallel if there is enough to do.
+template <class F>
+void run_token_ranges(int64_t num_tokens, int64_t token_bytes, int32_t num_threads, F f) {
+  const int64_t tokens_per_task = std::max<int64_t>(1, kBytesPerTask / std::max<int64_t>(1, token_bytes));
+  auto run_task = [&](int64_t index, int32_t) {
+    const int64_t begin = index * tokens_per_task;
+    f(begin, std::min(begin + tokens_per_task, num_tokens));
+  };
+  run_parallel((num_tokens + tokens_per_task - 1) / tokens_per_task, num_threads, run_task);
+}
 
 }  // namespace
 
-const HostKernels &host_kernels() { return kReference; }
+const HostKernels &host_kernels() {
+  const HostKernels *kernels = chosen.load(std::memory_order_acquire);
+  if (kernels != nullptr) return *kernels;
+  static const HostKernels *const best = find_best();
+  return *best;
+}
 
 Status set_host_isa(const char *isa) {
-  if (std::strcmp(isa, "auto") == 0 || std::strcmp(isa, "reference") == 0) return PKV_OK;
-  return fail(PKV_UNSUPPORTED, "instruction set \"%.32s\" is not built in", isa);
+  if (std::strcmp(isa, "auto") == 0) {
+    chosen.store(nullptr, std::memory_order_release);
+    return PKV_OK;
+  }
+  for (const IsaRow &row : kIsas) {
+    if (std::strcmp(isa, row.kernels.name) != 0) continue;
+    if (!row.is_supported()) return fail(PKV_UNSUPPORTED, "this processor does not have \"%s\"", row.kernels.name);
+    chosen.store(&row.kernels, std::memory_order_release);
+    return PKV_OK;
+  }
+  if (std::strcmp(isa, "avx2") == 0 || std::strcmp(isa, "avx512") == 0) {
+    return fail(PKV_UNSUPPORTED, "\"%s\" is not built into this library", isa);
+  }
+  return fail(PKV_INVALID_ARGUMENT, "instruction set is \"%.32s\", not auto, reference, scalar, avx2 or avx512", isa);
 }
 
 const char *host_isa() { return host_kernels().name; }
+
+void write_tokens(const IsaKernels &inner, const WriteKvParams &params, int32_t num_threads) {
+  const int64_t token_bytes =
+      params.kv.num_kv_heads * static_cast<int64_t>(params.kv.head_dim + params.kv.v_head_dim) * dtype_bytes(params.dtype);
+  run_token_ranges(params.num_tokens, token_bytes, num_threads,
+                   [&](int64_t begin, int64_t end) { inner.write_tokens(params, begin, end); });
+}
+
+void merge_tokens(const IsaKernels &inner, const MergeStatesParams &params, int32_t num_threads) {
+  const int64_t token_bytes = static_cast<int64_t>(params.num_heads) * params.head_dim * dtype_bytes(params.dtype) * 3;
+  run_token_ranges(params.num_tokens, token_bytes, num_threads,
+                   [&](int64_t begin, int64_t end) { inner.merge_tokens(params, begin, end); });
+}
 
 }  // namespace pkv

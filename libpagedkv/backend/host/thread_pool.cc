@@ -20,16 +20,16 @@ constexpr int32_t kMaxThreads = 1024;
 std::atomic<int32_t> requested_threads{0};  // 0: one per processor
 
 struct Job {
-  void (*task)(void *context, int64_t index);
+  void (*task)(void *context, int64_t index, int32_t worker);
   void *context;
   int64_t num_tasks;
   std::atomic<int64_t> next{0};
 
-  void work() {
+  void work(int32_t worker) {
     for (;;) {
       const int64_t index = next.fetch_add(1, std::memory_order_relaxed);
       if (index >= num_tasks) return;
-      task(context, index);
+      task(context, index, worker);
     }
   }
 };
@@ -60,7 +60,7 @@ class ThreadPool {
       ++generation_;
     }
     wake_.notify_all();
-    job->work();
+    job->work(0);
     {
       std::unique_lock<std::mutex> lock(mutex_);
       job_ = nullptr;
@@ -102,7 +102,7 @@ class ThreadPool {
       Job *job = job_;
       ++num_inside_;
       lock.unlock();
-      job->work();
+      job->work(index + 1);
       lock.lock();
       if (--num_inside_ == 0) left_.notify_one();
     }
@@ -143,14 +143,16 @@ ThreadPool *pool() {
 
 }  // namespace
 
-void run_parallel(int64_t num_tasks, void (*task)(void *context, int64_t index), void *context) {
+void run_parallel(int64_t num_tasks, int32_t num_threads, void (*task)(void *context, int64_t index, int32_t worker),
+                  void *context) {
   Job job;
   job.task = task;
   job.context = context;
   job.num_tasks = num_tasks;
-  const int32_t num_threads = static_cast<int32_t>(num_tasks < host_num_threads() ? num_tasks : host_num_threads());
+  if (num_threads > kMaxThreads) num_threads = kMaxThreads;
+  if (num_threads > num_tasks) num_threads = static_cast<int32_t>(num_tasks);
   if (num_threads > 1 && pool()->run(&job, num_threads)) return;
-  job.work();
+  job.work(0);
 }
 
 Status set_host_num_threads(int32_t num_threads) {

@@ -10,15 +10,18 @@
 
 namespace pkv {
 
-// Runs task(context, 0) to task(context, num_tasks - 1), each once, in any order and on any thread, and returns when
-// all are done. Tasks must neither throw nor call this.
-void run_parallel(int64_t num_tasks, void (*task)(void *context, int64_t index), void *context);
+// Runs task(context, index, worker) once for each index below num_tasks, in any order, on up to num_threads threads, and
+// returns when all are done. `worker` is a number below num_threads that no two tasks have at the same time. Tasks must
+// neither throw nor call this.
+void run_parallel(int64_t num_tasks, int32_t num_threads, void (*task)(void *context, int64_t index, int32_t worker),
+                  void *context);
 
-// run_parallel for a callable f(int64_t index).
+// The same for a callable f(index, worker).
 template <class F>
-void run_parallel(int64_t num_tasks, F &f) {
+void run_parallel(int64_t num_tasks, int32_t num_threads, F &f) {
   run_parallel(
-      num_tasks, [](void *context, int64_t index) { (*static_cast<F *>(context))(index); }, &f);
+      num_tasks, num_threads,
+      [](void *context, int64_t index, int32_t worker) { (*static_cast<F *>(context))(index, worker); }, &f);
 }
 
 }  // namespace pkv

@@ -1,0 +1,22 @@
+// The host kernels for AVX-512 F, BW, VL and DQ.
+
+// gcc 12 takes the undefined inputs inside its own intrinsics for mistakes.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
+#include "backend/host/isa.h"
+#include "backend/host/paged_address.h"
+#include "backend/host/vector_avx512.h"
+
+#include "backend/host/attend_math.inc.h"
+#include "backend/host/attend_products.inc.h"
+#include "backend/host/attend_tile.inc.h"
+#include "backend/host/write_kv.inc.h"
+
+namespace pkv {
+
+const IsaKernels kAvx512Kernels = {attend_split, merge_tile, finish_tile, write_tokens, merge_tokens};
+
+}  // namespace pkv

@@ -1,0 +1,15 @@
+// The host kernels for any processor.
+#include "backend/host/isa.h"
+#include "backend/host/paged_address.h"
+#include "backend/host/vector_scalar.h"
+
+#include "backend/host/attend_math.inc.h"
+#include "backend/host/attend_products.inc.h"
+#include "backend/host/attend_tile.inc.h"
+#include "backend/host/write_kv.inc.h"
+
+namespace pkv {
+
+const IsaKernels kScalarKernels = {attend_split, merge_tile, finish_tile, write_tokens, merge_tokens};
+
+}  // namespace pkv
