@@ -204,11 +204,7 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
   if (!step->copy_sources.empty()) {
     const CopyBlocksParams params = {pool_->base(), layout_.block_bytes(), step->copy_sources.data(),
                                      step->copy_destinations.data(), static_cast<int64_t>(step->copy_sources.size())};
-    if (const Status status = backend_->copy_blocks(params, step->stream); status != PKV_OK) {
-      is_failed_ = true;
-      publish();
-      return status;
-    }
+    if (const Status status = backend_->copy_blocks(params, step->stream); status != PKV_OK) return mark_failed(status);
   }
   for (StepItem &item : step->items) settle(item.sequence, &step->hashed_blocks);
   step->serial = serial_;

@@ -10,6 +10,7 @@ constexpr int kTileKeys = 64;        // keys per step of the inner loop
 constexpr int kNarrowTileRows = 16;  // query rows (token, head of the group) per thread block: decode
 constexpr int kWideTileRows = 64;    // and prefill
 constexpr int kAttendWarps = 4;
+constexpr int kAttendStaticSharedBytes = 5120;  // at most
 
 // Elements from row to row of a tile in shared memory: an odd number of 16-byte units, so that eight rows of a matrix
 // load lie in different banks.
