@@ -2,7 +2,9 @@
 import pytest
 
 import pagedkv
+from conformance.arrays import ARRAYS
 from testdata import TEST_DATA
+
 
 @pytest.fixture(scope="session")
 def test_data():
@@ -18,6 +20,8 @@ def device(request):
         info = pagedkv.cuda_info()
         if not info["is_usable"]:
             pytest.skip(f"no CUDA: {info['reason']}")
+        if request.param not in ARRAYS:
+            pytest.skip("there is a CUDA device, but conformance/arrays.py has no way to its memory yet")
     return request.param
 
 

@@ -463,8 +463,8 @@ typedef struct pkv_prepare_options {
  * The one call of a step: appends counts[i] tokens (>= 0) to sequences[i], for all of them or none, and fills the
  * tables. tokens: flat in the order of the sequences, [num_tokens] with num_tokens the sum of counts; -1 is a token not
  * known yet; NULL with num_tokens 0 means that none is known. Copies on write are queued on the stream. OUT_OF_BLOCKS
- * and NEVER_FITS name the first sequence that does not fit (pkv_last_shortage). A sequence twice is refused. options
- * may be NULL.
+ * names the first sequence that does not fit beside those before it, NEVER_FITS one that alone is too long for the pool
+ * (pkv_last_shortage). A sequence twice is refused. options may be NULL.
  */
 PKV_API pkv_status pkv_batch_prepare(pkv_batch *batch, const pkv_sequence *sequences, const int64_t *counts,
                                      int64_t num_sequences, const int64_t *tokens, int64_t num_tokens,

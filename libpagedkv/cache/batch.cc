@@ -79,7 +79,7 @@ Status Batch::create_device_tables() {
 
 // Makes room; rows keep their contents. Throws std::bad_alloc, or fails, with nothing changed that can be seen.
 Status Batch::ensure_tables(int64_t num_rows, int64_t num_columns, int64_t num_indices) {
-  const int64_t old_rows = static_cast<int64_t>(rows_.size());
+  const int64_t old_rows = rows_.size();
   if (num_indices > indices_.size()) {
     indices_ = SharedArray<int32_t>(std::max(num_indices, 2 * indices_.size()));
     ++generation_;
@@ -91,16 +91,16 @@ Status Batch::ensure_tables(int64_t num_rows, int64_t num_columns, int64_t num_i
   int64_t size = 0;
   if (!checked_multiply(new_rows, new_stride, &size)) throw std::bad_alloc();
   SharedArray<int32_t> table(size);
-  rows_.reserve(static_cast<size_t>(new_rows));
-  if (device_ != nullptr) PKV_TRY(device_->resize_block_table(size));
-  for (int64_t i = 0; i < old_rows; ++i) {
-    if (device_ == nullptr) {
+  SharedArray<Row> rows(new_rows);
+  if (device_ != nullptr) {
+    PKV_TRY(device_->resize_block_table(size));  // new there, so every row travels again
+  } else {
+    std::copy_n(rows_.data(), old_rows, rows.data());
+    for (int64_t i = 0; i < old_rows; ++i) {
       std::copy_n(block_table_.data() + i * table_stride_, rows_[i].num_filled, table.data() + i * new_stride);
-    } else {
-      rows_[i] = {};  // the device's table is new: every row travels again
     }
   }
-  rows_.resize(static_cast<size_t>(new_rows));
+  rows_ = std::move(rows);
   block_table_ = std::move(table);
   table_stride_ = new_stride;
   ++generation_;

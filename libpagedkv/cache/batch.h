@@ -51,10 +51,10 @@ class Batch {
 
  private:
   struct Row {
-    pkv_sequence id = 0;
-    uint64_t table_version = 0;
-    int32_t num_used = 0;
-    int32_t num_filled = 0;  // columns that hold a block or -1
+    pkv_sequence id;
+    uint64_t table_version;
+    int32_t num_used;
+    int32_t num_filled;  // columns that hold a block or -1
   };
 
   Batch(std::shared_ptr<Cache> cache, const BatchOptions &options);
@@ -83,7 +83,7 @@ class Batch {
   int64_t num_columns_ = 0;  // blocks of the longest
   uint64_t generation_ = 0;
 
-  std::vector<Row> rows_;            // [rows of block_table_]
+  SharedArray<Row> rows_;              // [rows of block_table_]
   int64_t table_stride_ = 0;
   SharedArray<int32_t> block_table_;   // [rows_.size(), table_stride_]
   SharedArray<int32_t> seq_lens_;      // [max_sequences]

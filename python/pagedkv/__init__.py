@@ -25,7 +25,8 @@ from pagedkv._errors import (
 )
 from pagedkv._pool import Pool, cuda_info, device_info
 from pagedkv._layout import Layout
-from pagedkv._cache import Cache, Sequence
+from pagedkv._cache import Cache
+from pagedkv._sequence import Sequence
 from pagedkv._batch import Batch
 from pagedkv._attention import isa, merge_states, num_threads, set_isa, set_num_threads
 

@@ -1,4 +1,4 @@
-# cython: language_level=3, binding=True, embedsignature=True, embedsignature.format=clinic
+# cython: language_level=3, binding=True
 """The kernels: write_kv and attend (methods of Cache), merge_states, and the settings of the host's kernels."""
 from libc.math cimport isfinite
 from libc.stdint cimport int32_t
@@ -13,9 +13,9 @@ from pagedkv._errors import BusyError, InvalidArgumentError, UnsupportedError
 from pagedkv._errors cimport check
 from pagedkv._tensors cimport DEVICE_CUDA, DEVICE_HOST, TensorView, as_tensor
 from pagedkv.abi cimport (
-    PKV_BFLOAT16, PKV_DTYPE_NONE, PKV_FLOAT16, PKV_FLOAT32, PKV_FLOAT8_E4M3, PKV_FLOAT8_E5M2, PKV_OFF, PKV_ON, pkv_attend,
-    pkv_attend_options, pkv_batch, pkv_cache, pkv_dtype, pkv_dtype_name, pkv_host_isa, pkv_host_num_threads,
-    pkv_host_set_isa, pkv_host_set_num_threads, pkv_merge_states, pkv_status, pkv_stream, pkv_tensor, pkv_write_kv)
+    PKV_BFLOAT16, PKV_DTYPE_NONE, PKV_FLOAT16, PKV_FLOAT32, PKV_FLOAT8_E4M3, PKV_FLOAT8_E5M2, PKV_OFF, PKV_ON,
+    pkv_attend, pkv_attend_options, pkv_dtype, pkv_dtype_name, pkv_host_isa, pkv_host_num_threads, pkv_host_set_isa,
+    pkv_host_set_num_threads, pkv_merge_states, pkv_status, pkv_stream, pkv_tensor, pkv_write_kv)
 
 
 cdef int require_device(TensorView view, bint is_host, str name) except -1:
@@ -44,8 +44,8 @@ cdef int enter_kernel(Cache cache, object batch) except -1:
     return 0
 
 
-def write_kv(Cache cache, layer, batch, k, v, stream, rope):
-    """Cache.write_kv."""
+cdef int write_kv(Cache cache, object layer, object batch, object k, object v, object stream,
+                  object rope) except -1:
     cdef pkv_stream handle = NULL
     cdef pkv_status status
     cdef int32_t index = as_int32(layer, "layer")
@@ -69,7 +69,7 @@ def write_kv(Cache cache, layer, batch, k, v, stream, rope):
         status = pkv_write_kv(cache._cache, index, step._batch, &keys.tensor, &values.tensor, handle)
     cache._num_kernels -= 1
     step._num_kernels -= 1
-    check(status)
+    return check(status)
 
 
 cdef object empty_like(TensorView view, object value, tuple shape):
@@ -103,9 +103,9 @@ cdef TensorView as_optional(object value, str name, bint is_host, bint is_writte
     return view
 
 
-def attend(Cache cache, layer, batch, q, out, stream, scale, causal, window, softcap, sinks, alibi_slopes, tree_mask, lse,
-           invariant, pdl):
-    """Cache.attend."""
+cdef object attend(Cache cache, object layer, object batch, object q, object out, object stream, object scale,
+                   object causal, object window, object softcap, object sinks, object alibi_slopes, object tree_mask,
+                   object lse):
     cdef pkv_attend_options options
     cdef pkv_status status
     cdef int32_t index = as_int32(layer, "layer")
@@ -134,7 +134,8 @@ def attend(Cache cache, layer, batch, q, out, stream, scale, causal, window, sof
         if not cache._is_host:
             raise InvalidArgumentError(f"out must be given on {cache.device}: a launch allocates nothing")
         if query.tensor.ndim != 3:
-            raise InvalidArgumentError(f"q must be [num_tokens, num_heads, head_dim], got {query.tensor.ndim} dimensions")
+            raise InvalidArgumentError("q must be [num_tokens, num_heads, head_dim], got "
+                                       f"{query.tensor.ndim} dimensions")
         out = empty_like(query, q, (query.tensor.shape[0], query.tensor.shape[1], cache.layout.v_head_dim))
     result = as_tensor(out, "out", PKV_DTYPE_NONE, True)
     require_device(result, cache._is_host, "out")

@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv._arrays import Integers, Stream
-from pagedkv._cache import Cache, Format, Sequence
+from pagedkv._cache import Cache, Format
+from pagedkv._sequence import Sequence
 
 _BatchType = TypeVar("_BatchType", bound=Batch)
 

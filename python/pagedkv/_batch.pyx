@@ -1,4 +1,4 @@
-# cython: language_level=3, binding=True, embedsignature=True, embedsignature.format=clinic
+# cython: language_level=3, binding=True
 # cython: boundscheck=False, wraparound=False
 """A batch: one step's view of a cache."""
 cimport cython
@@ -10,9 +10,9 @@ from libc.string cimport memcpy, memset
 
 from pagedkv._arrays cimport (
     IntView, as_int32, as_int64, as_positive, as_stream, describe, release_ints, view_ints, wrap_array)
-from pagedkv._cache cimport Sequence
 from pagedkv._errors import BusyError, InvalidArgumentError, NotFoundError, UnsupportedError
 from pagedkv._errors cimport check
+from pagedkv._sequence cimport Sequence
 from pagedkv.abi cimport (
     PKV_BLOCK_POINTERS, PKV_BLOCK_TABLE, PKV_CU_SEQLENS_Q, PKV_FORMAT_CSR, PKV_FORMAT_POINTERS, PKV_FORMAT_TABLE,
     PKV_INDICES, PKV_INDPTR, PKV_LAST_BLOCK_LEN, PKV_OFF, PKV_ON, PKV_POSITIONS, PKV_SEQ_LENS, PKV_SLOT_MAPPING,
@@ -35,7 +35,8 @@ cdef int64_t as_padding(object value, str name) except -1:
 
 @cython.no_gc_clear
 cdef class Batch:
-    """One step's view of a cache, made by Cache.batch(): tables at fixed addresses, refilled by each prepare().
+    """Batch(cache, max_sequences, max_tokens, max_sequence_length=None, num_heads=None, formats=("table",))\n--\n\n\
+One step's view of a cache, made by Cache.batch(): tables at fixed addresses, refilled by each prepare().
 
     Tables are read-only numpy views of the last prepare. Their memory stays valid whatever is closed; the next prepare
     refills it. device_* are the same tables on the device of the cache."""
@@ -63,7 +64,8 @@ cdef class Batch:
             raise InvalidArgumentError(f"formats must be a tuple of names, got {describe(formats)}")
         for format in formats:
             if not isinstance(format, str) or format not in FORMATS:
-                raise InvalidArgumentError(f"formats must be of {', '.join(map(repr, FORMATS))}, got {describe(format)}")
+                raise InvalidArgumentError(f"formats must be of {', '.join(map(repr, FORMATS))}, got "
+                                           f"{describe(format)}")
             bits |= <uint32_t> FORMATS[format]
         options.formats = bits
         cache.enter()
@@ -202,11 +204,11 @@ cdef class Batch:
         finally:
             release_ints(&view)
 
-    def _discard(self):
+    cdef int discard(self) except -1:
         self.enter()
         if self._num_kernels > 0:
             raise BusyError("the batch is read by a running kernel")
-        check(pkv_batch_discard(self._batch))
+        return check(pkv_batch_discard(self._batch))
 
     def close(self):
         """Gives its memory back; taken tables stay valid. BusyError while kernels read it; again does nothing."""

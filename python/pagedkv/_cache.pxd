@@ -2,7 +2,8 @@ from libc.stdint cimport int64_t
 
 from pagedkv._arrays cimport AdoptedMemory
 from pagedkv._layout cimport Layout
-from pagedkv.abi cimport pkv_cache, pkv_cache_stats, pkv_sequence, pkv_sequence_info, pkv_stream
+from pagedkv._sequence cimport Sequence
+from pagedkv.abi cimport pkv_cache, pkv_cache_stats, pkv_sequence
 
 # Threads: one mutating call at a time. Most calls hold the GIL from beginning to end; prepare and append release it and
 # set _is_busy, so that a second thread gets BusyError in place of a race. Kernels release it too and are counted.
@@ -32,12 +33,3 @@ cdef class Cache:
     cdef void drop(self, pkv_sequence id) noexcept
     cdef int get_stats(self, pkv_cache_stats *out) except -1
     cdef Sequence adopt(self, pkv_sequence id)
-
-cdef class Sequence:
-    cdef Cache _cache
-    cdef object __weakref__
-    cdef pkv_sequence _id        # 0: closed
-
-    cdef int enter(self) except -1
-    cdef int get_info(self, pkv_sequence_info *out) except -1
-    cdef int close_on(self, pkv_stream stream) except -1

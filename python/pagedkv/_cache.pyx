@@ -1,6 +1,6 @@
-# cython: language_level=3, binding=True, embedsignature=True, embedsignature.format=clinic
+# cython: language_level=3, binding=True
 # cython: boundscheck=False, wraparound=False
-"""A cache of token sequences over blocks, and its sequences."""
+"""A cache of token sequences over blocks."""
 cimport cython
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.stdint cimport int32_t, uint64_t, uintptr_t
@@ -15,19 +15,19 @@ import weakref
 import numpy
 
 from pagedkv._arrays cimport (
-    AdoptedMemory, IntView, as_double, as_int32, as_int64, as_positive, as_stream, as_text, as_uint64, describe,
-    release_ints, view_ints, wrap_array)
-from pagedkv._errors import BusyError, InvalidArgumentError, NotFoundError
+    AdoptedMemory, IntView, as_double, as_int32, as_int64, as_positive, as_text, as_uint64, describe, release_ints,
+    view_ints)
+from pagedkv._attention cimport attend, write_kv
+from pagedkv._batch cimport Batch
+from pagedkv._errors import BusyError, InvalidArgumentError
 from pagedkv._errors cimport check
 from pagedkv._pool cimport export_blocks
 from pagedkv.abi cimport (
     PKV_EVICTION_FIFO, PKV_EVICTION_LFU, PKV_EVICTION_LRU, PKV_EVICTION_PRIORITY, PKV_EVICTION_S3FIFO,
-    PKV_EVICTION_SLRU, PKV_OFF, PKV_ON, PKV_STREAM_OF_SEQUENCE, pkv_array, pkv_cache_block_ptr, pkv_cache_check,
-    pkv_cache_create, pkv_cache_destroy, pkv_cache_evict, pkv_cache_explain, pkv_cache_get_stats, pkv_cache_options,
-    pkv_cache_reset, pkv_cache_set_kv_scales, pkv_cache_victims, pkv_eviction, pkv_layout, pkv_open_options,
-    pkv_sequence_append, pkv_sequence_blocks, pkv_sequence_close, pkv_sequence_commit, pkv_sequence_fork,
-    pkv_sequence_get_info, pkv_sequence_open, pkv_sequence_rematch, pkv_sequence_reserve, pkv_sequence_truncate,
-    pkv_status)
+    PKV_EVICTION_SLRU, PKV_OFF, PKV_ON, PKV_STREAM_OF_SEQUENCE, pkv_cache_block_ptr, pkv_cache_check, pkv_cache_create,
+    pkv_cache_destroy, pkv_cache_evict, pkv_cache_explain, pkv_cache_get_stats, pkv_cache_options, pkv_cache_reset,
+    pkv_cache_set_kv_scales, pkv_cache_victims, pkv_eviction, pkv_layout, pkv_open_options, pkv_sequence_close,
+    pkv_sequence_open, pkv_status)
 
 cdef dict EVICTIONS = {
     "lru": <int> PKV_EVICTION_LRU,
@@ -40,11 +40,6 @@ cdef dict EVICTIONS = {
 cdef dict UNITS = {"": 1, "k": 1000, "m": 1000 ** 2, "g": 1000 ** 3, "t": 1000 ** 4, "ki": 1 << 10, "mi": 1 << 20,
                    "gi": 1 << 30, "ti": 1 << 40}
 cdef object MEMORY_TEXT = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:e\+?[0-9]+)?)\s*([kmgt]i?)?b?\s*", re.IGNORECASE)
-
-# Modules that are built on this one, found at the first use.
-cdef object _batch_type = None
-cdef object _write_kv = None
-cdef object _attend = None
 
 
 cdef int set_memory(pkv_cache_options *options, object memory) except -1:
@@ -75,7 +70,8 @@ cdef int set_memory(pkv_cache_options *options, object memory) except -1:
 
 @cython.no_gc_clear
 cdef class Cache:
-    """Token sequences over blocks of one device, with a prefix cache.
+    """Cache(layout, num_blocks=None, memory=None, device="auto", prefix_caching=True, eviction="lru", buffer=None, \
+hash_seed=0)\n--\n\nToken sequences over blocks of one device, with a prefix cache.
 
     The size is given by num_blocks, by memory ("20GiB", bytes as an int, or a float: a share of the free memory), or by
     buffer, writable memory to use in place of an allocation (as in Pool). device: "host", "cuda", "cuda:1" or "auto".
@@ -229,7 +225,7 @@ cdef class Cache:
 
     def victims(self, n):
         """The open sequences to close to gain n blocks, best victim first."""
-        cdef int64_t count = as_int64(n, "n"), num_victims = 0, i
+        cdef int64_t count = as_int64(n, "n"), num_victims = 0
         cdef pkv_cache_stats stats
         cdef pkv_sequence *ids
         self.enter()
@@ -253,41 +249,29 @@ cdef class Cache:
 
     def batch(self, max_sequences, max_tokens, max_sequence_length=None, num_heads=None, formats=("table",)):
         """A batch: one step's view of the cache. formats: of "table" (always there), "csr" and "pointers"."""
-        global _batch_type
-        if _batch_type is None:
-            from pagedkv._batch import Batch as _batch_type
-        return _batch_type(self, max_sequences, max_tokens, max_sequence_length, num_heads, formats)
+        return Batch(self, max_sequences, max_tokens, max_sequence_length, num_heads, formats)
 
     def discard(self, batch):
         """The step failed: takes back what the last prepare of the batch appended and registered."""
-        global _batch_type
-        if _batch_type is None:
-            from pagedkv._batch import Batch as _batch_type
-        if not isinstance(batch, _batch_type) or batch.cache is not self:
+        if not isinstance(batch, Batch) or (<Batch> batch)._cache is not self:
             raise InvalidArgumentError(f"batch must be a batch of this cache, got {describe(batch)}")
-        batch._discard()
+        (<Batch> batch).discard()
 
     def write_kv(self, layer, batch, k, v, stream=0, rope=None):
         """Stores the rows of a step's new tokens: k [num_tokens, num_kv_heads, head_dim], v with v_head_dim.
 
         Any of float32, float16, bfloat16 (converted or quantised), or the cache's own dtype (stored as it is)."""
-        global _write_kv
-        if _write_kv is None:
-            from pagedkv._attention import write_kv as _write_kv
-        _write_kv(self, layer, batch, k, v, stream, rope)
+        write_kv(self, layer, batch, k, v, stream, rope)
 
-    def attend(self, layer, batch, q, out=None, stream=0, scale=None, causal=True, window=None, softcap=None, sinks=None,
-               alibi_slopes=None, tree_mask=None, lse=None, invariant=False, pdl=False):
+    def attend(self, layer, batch, q, out=None, stream=0, scale=None, causal=True, window=None, softcap=None,
+               sinks=None, alibi_slopes=None, tree_mask=None, lse=None, invariant=False, pdl=False):
         """Attention of a step's new tokens, q [num_tokens, num_heads, head_dim], over their sequences.
 
         Returns out, [num_tokens, num_heads, v_head_dim] of q's dtype. lse, float32 [num_tokens, num_heads], is filled
         with the natural log-sum-exp of the scores. Results on the host never depend on the batch's other sequences, so
         invariant changes nothing there; nor does pdl."""
-        global _attend
-        if _attend is None:
-            from pagedkv._attention import attend as _attend
-        return _attend(self, layer, batch, q, out, stream, scale, causal, window, softcap, sinks, alibi_slopes,
-                       tree_mask, lse, invariant, pdl)
+        return attend(self, layer, batch, q, out, stream, scale, causal, window, softcap, sinks, alibi_slopes,
+                      tree_mask, lse)
 
     def set_kv_scales(self, layer, k_scale, v_scale):
         """Static scales of a layer's K and V: numbers, or float32 [num_kv_heads]. Finite and positive."""
@@ -466,183 +450,3 @@ cdef int read_scales(object value, str name, float *out, int num_heads) except -
         scale = as_double(values[head], name)
         out[head] = <float> scale
     return 0
-
-
-@cython.no_gc_clear
-cdef class Sequence:
-    """A token history in a cache, made by Cache.open() or fork(). When the last reference to it goes, it is closed."""
-
-    def __init__(self):
-        raise TypeError("sequences are made by Cache.open() and Sequence.fork()")
-
-    def __dealloc__(self):
-        if self._id != 0 and self._cache is not None:
-            self._cache.drop(self._id)
-
-    cdef int enter(self) except -1:
-        if self._id == 0 or self._cache is None:
-            raise NotFoundError("sequence is closed")
-        if self._cache._cache == NULL:
-            raise NotFoundError(f"sequence {self._id:#x} is gone: its cache is closed")
-        return self._cache.enter()
-
-    cdef int get_info(self, pkv_sequence_info *out) except -1:
-        self.enter()
-        memset(out, 0, sizeof(out[0]))
-        out.struct_size = sizeof(out[0])
-        return check(pkv_sequence_get_info(self._cache._cache, self._id, out))
-
-    cdef int close_on(self, pkv_stream stream) except -1:
-        self.enter()
-        check(pkv_sequence_close(self._cache._cache, self._id, stream))
-        self._cache._sequences.pop(self._id, None)
-        self._id = 0
-        return 0
-
-    def rematch(self, tokens):
-        """Before the first append: looks for a longer cached prefix of the same tokens; num_cached_tokens after it."""
-        cdef IntView view
-        cdef int64_t num_cached = 0
-        view_ints(tokens, "tokens", sizeof(int64_t), &view)
-        try:
-            self.enter()
-            check(pkv_sequence_rematch(self._cache._cache, self._id, <const int64_t *> view.data, view.count,
-                                       &num_cached))
-        finally:
-            release_ints(&view)
-        return num_cached
-
-    def fork(self, length=None):
-        """A copy that shares every block of the first length tokens (None: all), the partial last one too."""
-        cdef int64_t tokens = -1
-        cdef pkv_sequence id = 0
-        if length is not None:
-            tokens = as_int64(length, "length")
-            if tokens < 0:
-                raise InvalidArgumentError(f"length must not be negative, got {tokens}")
-        self.enter()
-        check(pkv_sequence_fork(self._cache._cache, self._id, tokens, &id))
-        return self._cache.adopt(id)
-
-    def reserve(self, num_tokens):
-        """Takes blocks ahead of need, so that num_tokens more tokens can be appended; all or none."""
-        cdef int64_t count = as_int64(num_tokens, "num_tokens")
-        self.enter()
-        check(pkv_sequence_reserve(self._cache._cache, self._id, count))
-
-    def append(self, tokens, stream=0):
-        """prepare of one sequence without a batch. tokens: -1 is one that is not known yet. stream: None is the stream
-        of the sequence's last prepare."""
-        cdef IntView view
-        cdef pkv_stream handle = PKV_STREAM_OF_SEQUENCE
-        cdef pkv_status status
-        cdef Cache cache = self._cache
-        if stream is not None:
-            as_stream(stream, &handle)
-        view_ints(tokens, "tokens", sizeof(int64_t), &view)
-        try:
-            self.enter()
-            cache._is_busy = True
-            with nogil:
-                status = pkv_sequence_append(cache._cache, self._id, <const int64_t *> view.data, view.count, handle)
-            cache._is_busy = False
-            check(status)
-        finally:
-            release_ints(&view)
-
-    def commit(self, tokens):
-        """Settles tokens that were appended unknown or with register=False, oldest first."""
-        cdef IntView view
-        view_ints(tokens, "tokens", sizeof(int64_t), &view)
-        try:
-            self.enter()
-            check(pkv_sequence_commit(self._cache._cache, self._id, <const int64_t *> view.data, view.count))
-        finally:
-            release_ints(&view)
-
-    def truncate(self, length):
-        """Keeps the first length tokens."""
-        cdef int64_t tokens = as_int64(length, "length")
-        self.enter()
-        check(pkv_sequence_truncate(self._cache._cache, self._id, tokens))
-
-    def close(self, stream=None):
-        """Releases everything. stream: where its last work was queued; None is that of its last prepare. A second close
-        raises NotFoundError."""
-        cdef pkv_stream handle = PKV_STREAM_OF_SEQUENCE
-        if stream is not None:
-            as_stream(stream, &handle)
-        self.close_on(handle)
-
-    @property
-    def id(self):
-        """The number of the C library: never 0 and never used again. Of an open sequence only."""
-        if self._id == 0:
-            raise NotFoundError("sequence is closed")
-        return self._id
-
-    @property
-    def length(self):
-        """Tokens stored."""
-        cdef pkv_sequence_info info
-        self.get_info(&info)
-        return info.length
-
-    @property
-    def settled_length(self):
-        """Of those, the known and committed prefix."""
-        cdef pkv_sequence_info info
-        self.get_info(&info)
-        return info.settled_length
-
-    @property
-    def num_cached_tokens(self):
-        """What the prefix cache gave."""
-        cdef pkv_sequence_info info
-        self.get_info(&info)
-        return info.num_cached_tokens
-
-    @property
-    def namespace(self):
-        cdef pkv_sequence_info info
-        self.get_info(&info)
-        return info.namespace_id
-
-    @property
-    def priority(self):
-        cdef pkv_sequence_info info
-        self.get_info(&info)
-        return info.priority
-
-    @property
-    def tag(self):
-        cdef pkv_sequence_info info
-        self.get_info(&info)
-        return info.tag
-
-    @property
-    def blocks(self):
-        """The block table, a read-only int32 view, reserved blocks last. It stays valid whatever is closed."""
-        cdef pkv_array array
-        self.enter()
-        memset(&array, 0, sizeof(array))
-        check(pkv_sequence_blocks(self._cache._cache, self._id, &array))
-        return wrap_array(&array)
-
-    def __enter__(self):
-        self.enter()
-        return self
-
-    def __exit__(self, *exception):
-        if self._id != 0 and self._cache._cache != NULL:
-            self.close_on(PKV_STREAM_OF_SEQUENCE)
-
-    def __repr__(self):
-        cdef pkv_sequence_info info
-        if self._id == 0 or self._cache is None or self._cache._cache == NULL:
-            return "<pagedkv.Sequence closed>"
-        if self._cache._is_busy:
-            return f"<pagedkv.Sequence {self._id:#x}, in a step>"
-        self.get_info(&info)
-        return (f"<pagedkv.Sequence {self._id:#x}, {info.length} tokens in {info.num_blocks} blocks, "
-                f"{info.num_cached_tokens} cached>")

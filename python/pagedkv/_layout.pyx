@@ -1,4 +1,4 @@
-# cython: language_level=3, binding=True, embedsignature=True, embedsignature.format=clinic
+# cython: language_level=3, binding=True
 """The layout of blocks: what stands where in a block."""
 from libc.stdint cimport int32_t
 from libc.string cimport memset
@@ -28,7 +28,9 @@ cdef int32_t as_size(object value, str name) except -1:
 
 
 cdef class Layout:
-    """What a block holds: [layer][K | V][token][head][dim] ("token_head") or [layer][K | V][head][token][dim].
+    """Layout(num_layers, num_kv_heads, head_dim, dtype="bfloat16", block_size=16, v_head_dim=None, \
+order="token_head", kv_scales="static")\n--\n\n\
+What a block holds: [layer][K | V][token][head][dim] ("token_head") or [layer][K | V][head][token][dim].
 
     dtype: a name ("bfloat16", "float16", "float32", "float8_e4m3", "float8_e5m2", "int8") or a dtype of numpy,
     ml_dtypes or torch. kv_scales, for float8 and int8: "static" (a scale for each layer and head, set on the cache) or

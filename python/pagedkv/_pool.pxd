@@ -1,7 +1,5 @@
-from libc.stdint cimport uint64_t
-
 from pagedkv._arrays cimport AdoptedMemory
-from pagedkv.abi cimport pkv_pool, pkv_pool_stats
+from pagedkv.abi cimport pkv_pool
 
 cdef class Pool:
     cdef pkv_pool *_pool
@@ -10,13 +8,13 @@ cdef class Pool:
     cdef readonly str device
     cdef readonly object block_bytes
     cdef bint _is_host
+    cdef void *_base
     cdef Py_ssize_t _num_views   # exported buffers
     cdef Py_ssize_t _num_copies  # running without the GIL
     cdef Py_ssize_t _shape[2]
     cdef Py_ssize_t _strides[2]
 
     cdef int _require_open(self) except -1
-    cdef int _get_stats(self, pkv_pool_stats *out) except -1
     cdef int _require_unused(self, str what) except -1
 
 # Fills buffer as uint8 [num_blocks, block_bytes] at base; shape and strides must stay while it lives.

@@ -1,5 +1,4 @@
-# cython: language_level=3, binding=True, embedsignature=True, embedsignature.format=clinic
-# cython: boundscheck=False, wraparound=False
+# cython: language_level=3, binding=True, boundscheck=False, wraparound=False
 """Devices, and pools of fixed-size blocks."""
 from cpython.buffer cimport (
     PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer)
@@ -16,7 +15,8 @@ from pagedkv._errors cimport check
 from pagedkv.abi cimport (
     pkv_cuda_info, pkv_cuda_query, pkv_device_info, pkv_device_query, pkv_pool_allocate, pkv_pool_block_ptr,
     pkv_pool_copy_blocks, pkv_pool_create, pkv_pool_destroy, pkv_pool_free, pkv_pool_get_stats, pkv_pool_num_blocks,
-    pkv_pool_num_free, pkv_pool_options, pkv_pool_resize, pkv_pool_retain, pkv_status, pkv_stream)
+    pkv_pool_num_free, pkv_pool_options, pkv_pool_resize, pkv_pool_retain, pkv_pool_stats, pkv_status,
+    pkv_stream)
 
 
 def cuda_info():
@@ -80,7 +80,8 @@ cdef int export_blocks(object owner, void *base, Py_ssize_t *shape, Py_ssize_t *
 
 
 cdef class Pool:
-    """Fixed-size blocks of one device, from one allocation up front, counted by owners. Thread-safe.
+    """Pool(block_bytes, num_blocks=None, device="auto", buffer=None)\n--\n\n\
+Fixed-size blocks of one device, from one allocation up front, counted by owners. Thread-safe.
 
     block_bytes is rounded up to a multiple of 256. device: "host", "cuda", "cuda:1" or "auto". buffer: writable memory
     to use in place of an allocation (an object with the buffer protocol or __cuda_array_interface__, or a tuple
@@ -116,7 +117,10 @@ cdef class Pool:
             status = pkv_pool_create(&options, &self._pool)
         check(status)
         self._memory = memory
-        self._get_stats(&stats)
+        memset(&stats, 0, sizeof(stats))
+        stats.struct_size = sizeof(stats)
+        check(pkv_pool_get_stats(self._pool, &stats))
+        self._base = stats.base
         self.device = (<bytes> stats.device).decode()
         self.block_bytes = stats.block_bytes
         self._is_host = self.device == "host"
@@ -132,12 +136,6 @@ cdef class Pool:
         if self._pool == NULL:
             raise InvalidArgumentError("pool is closed")
         return 0
-
-    cdef int _get_stats(self, pkv_pool_stats *out) except -1:
-        self._require_open()
-        memset(out, 0, sizeof(out[0]))
-        out.struct_size = sizeof(out[0])
-        return check(pkv_pool_get_stats(self._pool, out))
 
     cdef int _require_unused(self, str what) except -1:
         if self._num_views > 0:
@@ -253,14 +251,16 @@ cdef class Pool:
     @property
     def base_ptr(self):
         """Address of block 0."""
-        cdef pkv_pool_stats stats
-        self._get_stats(&stats)
-        return <uintptr_t> stats.base
+        self._require_open()
+        return <uintptr_t> self._base
 
     def stats(self):
         """Counters, the high-water mark, and the device's total and free memory."""
         cdef pkv_pool_stats stats
-        self._get_stats(&stats)
+        self._require_open()
+        memset(&stats, 0, sizeof(stats))
+        stats.struct_size = sizeof(stats)
+        check(pkv_pool_get_stats(self._pool, &stats))
         return {
             "num_blocks": stats.num_blocks,
             "num_free": stats.num_free,
@@ -301,13 +301,11 @@ cdef class Pool:
                 f"{self.num_free} free>")
 
     def __getbuffer__(self, Py_buffer *buffer, int flags):
-        cdef pkv_pool_stats stats
         if self._pool == NULL or not self._is_host:
             raise BufferError("pool is closed" if self._pool == NULL else f"the pool's memory is on {self.device}")
-        self._get_stats(&stats)
-        self._shape[0], self._shape[1] = stats.num_blocks, stats.block_bytes
-        self._strides[0], self._strides[1] = stats.block_bytes, 1
-        export_blocks(self, stats.base, self._shape, self._strides, buffer, flags)
+        self._shape[0], self._shape[1] = pkv_pool_num_blocks(self._pool), self.block_bytes
+        self._strides[0], self._strides[1] = self.block_bytes, 1
+        export_blocks(self, self._base, self._shape, self._strides, buffer, flags)
         self._num_views += 1
 
     def __releasebuffer__(self, Py_buffer *buffer):

@@ -154,7 +154,9 @@ class Trial:
             outs.append(out)
             lses.append(lse)
             start += len(tokens)
-        return np.concatenate(outs), np.concatenate(lses)
+        num_heads = q.shape[1]
+        return (np.concatenate(outs + [np.zeros((0, num_heads, self.v_head_dim))]),
+                np.concatenate(lses + [np.zeros((0, num_heads))]))
 
     def attend(self, layer, batch, q, q_dtype, **options):
         """The library's (out, lse), as float64."""
