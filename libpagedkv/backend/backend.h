@@ -53,6 +53,8 @@ class Backend {
 
   // Small constants (scales) that kernels read: from the host to the device, done at return.
   virtual Status upload(void *destination, const void *source, uint64_t bytes) = 0;
+  // Every byte becomes `value`; done at return.
+  virtual Status fill(void *destination, uint8_t value, uint64_t bytes) = 0;
 
   // Devices with memory of their own: an uploader whose slots have `bytes`. Not called where is_host().
   virtual Status create_table_uploader(uint64_t bytes, std::unique_ptr<TableUploader> *out) = 0;

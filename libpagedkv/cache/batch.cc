@@ -166,8 +166,10 @@ Status Batch::prepare(const pkv_sequence *ids, const int64_t *counts, int64_t nu
   PKV_TRY(ensure_tables(padded_sequences, divide_up(longest, block_size_), has_csr ? num_blocks : 0));
   if (device_ != nullptr) {
     PKV_TRY(cache_->backend()->check_not_capturing(options.stream));
+    int64_t num_old = 0;
+    for (int64_t i = 0; i < padded_sequences; ++i) num_old += rows_[i].num_used;
     changes_.clear();
-    changes_.reserve(static_cast<size_t>(num_blocks));
+    changes_.reserve(static_cast<size_t>(num_blocks + num_old));
   }
 
   PKV_TRY(cache_->apply_step(tokens, &planned_));
@@ -194,8 +196,15 @@ void Batch::fill_row(int64_t index, const StepItem &item) {
   if (device_ != nullptr) {
     for (int32_t i = first; i < num_used; ++i) changes_.push_back({index * table_stride_ + i, entries[i]});
   }
-  for (int32_t i = num_used; i < row.num_used; ++i) entries[i] = kNoBlock;
+  clear_entries(index, num_used, row.num_used);
   row = {item.id, sequence.table_version, num_used, std::max(row.num_filled, num_used)};
+}
+
+void Batch::clear_entries(int64_t index, int32_t first, int32_t end) {
+  for (int32_t i = first; i < end; ++i) {
+    block_table_[index * table_stride_ + i] = kNoBlock;
+    if (device_ != nullptr) changes_.push_back({index * table_stride_ + i, kNoBlock});
+  }
 }
 
 // The view is as wide as the longest sequence: columns that a row never reached before get their -1.
@@ -236,7 +245,7 @@ void Batch::fill_tables(int64_t num_sequences, int64_t num_tokens) {
   }
   for (int64_t i = num_items; i < num_sequences; ++i) {
     Row &row = rows_[i];
-    std::fill_n(block_table_.data() + i * table_stride_, row.num_used, kNoBlock);
+    clear_entries(i, 0, row.num_used);
     row = {0, 0, 0, row.num_filled};
     seq_lens_[i] = 0;
     cu_seqlens_q_[i + 1] = static_cast<int32_t>(token);
@@ -311,6 +320,27 @@ void export_vector(const SharedArray<T> &array, int64_t size, pkv_array *out) {
 }
 
 }  // namespace
+
+Status Batch::get_device_table(pkv_batch_table table, pkv_array *out) const {
+  pkv_array array = {};
+  PKV_TRY(get_table(table, &array));
+  release_array(static_cast<ArrayHeader *>(array.owner));  // the batch keeps it
+  array.owner = nullptr;
+  if (device_ != nullptr) {
+    const StepTables tables = device_->view(host_tables());
+    switch (table) {
+      case PKV_BLOCK_TABLE: array.data = tables.block_table; break;
+      case PKV_SEQ_LENS: array.data = tables.seq_lens; break;
+      case PKV_CU_SEQLENS_Q: array.data = tables.cu_seqlens_q; break;
+      case PKV_SLOT_MAPPING: array.data = tables.slot_mapping; break;
+      case PKV_POSITIONS: array.data = tables.positions; break;
+      case PKV_BLOCK_POINTERS: array.data = device_->block_pointers(); break;
+      default: return fail(PKV_UNSUPPORTED, "the format csr is on the host alone in this version");
+    }
+  }
+  *out = array;
+  return PKV_OK;
+}
 
 Status Batch::get_table(pkv_batch_table table, pkv_array *out) const {
   const bool is_csr = table == PKV_INDPTR || table == PKV_INDICES || table == PKV_LAST_BLOCK_LEN;

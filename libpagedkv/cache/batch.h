@@ -40,6 +40,7 @@ class Batch {
   Status discard();
 
   Status get_table(pkv_batch_table table, pkv_array *out) const;
+  Status get_device_table(pkv_batch_table table, pkv_array *out) const;
   void get_info(pkv_batch_info *out) const;  // all but struct_size
 
   // INVALID_ARGUMENT before the first prepare.
@@ -66,6 +67,7 @@ class Batch {
   Status ensure_tables(int64_t num_rows, int64_t num_columns, int64_t num_indices);
   void fill_tables(int64_t num_sequences, int64_t num_tokens);
   void fill_row(int64_t index, const StepItem &item);
+  void clear_entries(int64_t index, int32_t first, int32_t end);
   void clear_row_tail(int64_t index);
   void fill_csr(int64_t num_sequences);
 

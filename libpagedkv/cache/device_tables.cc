@@ -74,7 +74,9 @@ Status DeviceTables::create(Backend *backend, int64_t max_sequences, int64_t max
 }
 
 Status DeviceTables::resize_block_table(int64_t size) {
-  return block_table_.allocate(backend_, static_cast<uint64_t>(size) * sizeof(int32_t));
+  const uint64_t bytes = static_cast<uint64_t>(size) * sizeof(int32_t);
+  PKV_TRY(block_table_.allocate(backend_, bytes));
+  return backend_->fill(block_table_.as<void>(), 0xff, bytes);
 }
 
 Status DeviceTables::upload_block_pointers(const int64_t *pointers, int64_t count) {

@@ -41,7 +41,7 @@ class DeviceTables {
   static Status create(Backend *backend, int64_t max_sequences, int64_t max_tokens, int64_t num_blocks,
                        int32_t head_dim, std::unique_ptr<DeviceTables> *out);
 
-  // Room for a block table of so many entries; its contents are lost.
+  // Room for a block table of so many entries, all -1.
   Status resize_block_table(int64_t size);
   // Queues the upload of a step. tables: on the host.
   Status upload(const StepTables &host, const std::vector<TableChange> &changes, pkv_stream stream);

@@ -130,6 +130,14 @@ Status CudaBackend::upload(void *destination, const void *source, uint64_t bytes
   return PKV_OK;
 }
 
+Status CudaBackend::fill(void *destination, uint8_t value, uint64_t bytes) {
+  const ContextScope scope(context_);
+  PKV_TRY(scope.status());
+  PKV_TRY_CUDA(cudaMemsetAsync(destination, value, bytes, upload_stream_));
+  PKV_TRY_CUDA(cudaStreamSynchronize(upload_stream_));
+  return PKV_OK;
+}
+
 Status CudaBackend::copy_blocks(const CopyBlocksParams &params, pkv_stream stream) {
   const ContextScope scope(context_);
   PKV_TRY(scope.status());

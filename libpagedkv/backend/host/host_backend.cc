@@ -37,6 +37,11 @@ class HostBackend final : public Backend {
     return PKV_OK;
   }
 
+  Status fill(void *destination, uint8_t value, uint64_t bytes) override {
+    if (bytes > 0) std::memset(destination, value, bytes);
+    return PKV_OK;
+  }
+
   Status create_table_uploader(uint64_t, std::unique_ptr<TableUploader> *) override {
     return fail(PKV_INTERNAL, "the host reads a batch's tables where they are");
   }
