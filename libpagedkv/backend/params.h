@@ -90,14 +90,14 @@ struct AttendParams {
   void *workspace;              // of the batch, on the device: Backend::attend_workspace_bytes
 };
 
-// Copies of whole blocks as if at once: no destination is also a source unless the pair copies a block to itself.
-// (Chains are ordered or staged by the caller.)
+// Copies of whole blocks as if at once: every source is read before any destination is written.
 struct CopyBlocksParams {
   void *base;
   uint64_t block_bytes;
   const int32_t *sources;       // [count], on the host
   const int32_t *destinations;  // [count], on the host, each at most once
   int64_t count;
+  bool is_disjoint;             // no destination is also a source
 };
 
 // out and lse may alias the inputs of either side.

@@ -170,7 +170,7 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
   ++prepares_;
   if (!step->copy_sources.empty()) {
     const CopyBlocksParams params = {pool_->base(), layout_.block_bytes(), step->copy_sources.data(),
-                                     step->copy_destinations.data(), static_cast<int64_t>(step->copy_sources.size())};
+                                     step->copy_destinations.data(), static_cast<int64_t>(step->copy_sources.size()), true};
     if (const Status status = backend_->copy_blocks(params, step->stream); status != PKV_OK) return mark_failed(status);
   }
   // Blocks that were full before are no part of what discard takes back: K and V of their tokens are there.

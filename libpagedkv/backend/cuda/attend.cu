@@ -80,26 +80,14 @@ bool is_aligned(const void *data, int64_t token_stride, int64_t head_stride) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && token_stride % 8 == 0 && head_stride % 8 == 0;
 }
 
-Status check_supported(const AttendParams &params) {
+// Whether the tensor-core kernels take it.
+bool is_in_table(const AttendParams &params) {
   const PagedKv &kv = params.kv;
-  if (params.dtype != PKV_FLOAT16 && params.dtype != PKV_BFLOAT16) {
-    return fail(PKV_UNSUPPORTED, "q has dtype %s; on cuda it is float16 or bfloat16", dtype_name(params.dtype));
-  }
-  if (kv.dtype != params.dtype && !is_quantised_dtype(kv.dtype)) {
-    return fail(PKV_UNSUPPORTED, "q has dtype %s and the cache %s; on cuda they are the same, or the cache is quantised",
-                dtype_name(params.dtype), dtype_name(kv.dtype));
-  }
-  if (std::find(std::begin(kHeadDims), std::end(kHeadDims), kv.head_dim) == std::end(kHeadDims)) {
-    return fail(PKV_UNSUPPORTED, "head_dim is %d; on cuda it is 64, 80, 96, 112, 128, 192 or 256", kv.head_dim);
-  }
-  if (kv.v_head_dim != kv.head_dim) {
-    return fail(PKV_UNSUPPORTED, "v_head_dim is %d and head_dim %d; on cuda they are equal", kv.v_head_dim, kv.head_dim);
-  }
-  if (!is_aligned(params.q, params.q_token_stride, params.q_head_stride) ||
-      !is_aligned(params.out, params.out_token_stride, params.out_head_stride)) {
-    return fail(PKV_UNSUPPORTED, "on cuda the rows of q and out start at multiples of 16 bytes");
-  }
-  return PKV_OK;
+  const auto has = [](const auto &list, auto value) { return std::find(std::begin(list), std::end(list), value) != std::end(list); };
+  return has(kQueryDtypes, params.dtype) && (kv.dtype == params.dtype || has(kWidenedDtypes, kv.dtype)) &&
+         has(kHeadDims, kv.head_dim) && kv.v_head_dim == kv.head_dim &&
+         is_aligned(params.q, params.q_token_stride, params.q_head_stride) &&
+         is_aligned(params.out, params.out_token_stride, params.out_head_stride);
 }
 
 template <pkv_dtype kQuery>
@@ -144,7 +132,7 @@ uint64_t attend_workspace_bytes(int head_dim, const AttendDevice &device) {
 }
 
 Status launch_attend_step(const AttendParams &params, const AttendDevice &device, cudaStream_t stream) {
-  PKV_TRY(check_supported(params));
+  if (!is_in_table(params)) return launch_attend_general(params, stream);
   const AttendPlan plan = plan_attend(params, device);
   if (plan.num_tiles + 1 > INT32_MAX || params.kv.num_kv_heads > 65535) {
     return fail(PKV_UNSUPPORTED, "%" PRId64 " tiles of %d KV heads are more than a launch can hold", plan.num_tiles,

@@ -43,6 +43,7 @@ struct AttendTraits {
   using T = typename DtypeOf<kQuery>::Type;
   static constexpr pkv_dtype kStoredDtype = kStored;
   static constexpr bool kIsWidened = kStored != kQuery;
+  static constexpr float kLargestCode = kIsWidened ? largest_code<typename DtypeOf<kStored>::Type>() : 1.0f;
   static constexpr int kDim = kHeadDim;
   static constexpr int kRows = kTileRows;
   static constexpr int kStages = kNumStages;
@@ -244,8 +245,10 @@ __global__ void __launch_bounds__(kAttendThreads)
     const int64_t scale = (offset * p.kv.scale_token_stride + kv_head * p.kv.scale_head_stride) * 4;
     key_scales[ring][threadIdx.x] =
         block == nullptr ? 0.0f : *reinterpret_cast<const float *>(block + p.kv.k_scale_offset + scale);
+    // Times the largest code: the weights stay in the range of the query's dtype, whatever the scales' size.
     value_scales[ring][threadIdx.x] =
-        block == nullptr ? 0.0f : *reinterpret_cast<const float *>(block + p.kv.v_scale_offset + scale);
+        block == nullptr ? 0.0f
+                         : *reinterpret_cast<const float *>(block + p.kv.v_scale_offset + scale) * Traits::kLargestCode;
   };
 
   const char *next_block = nullptr;
@@ -431,7 +434,7 @@ __global__ void __launch_bounds__(kAttendThreads)
     sum[row] += __shfl_xor_sync(0xffffffffu, sum[row], 2);
   }
 
-  const float value_scale = has_key_scales ? 1.0f : p.kv.v_scale[kv_head];
+  const float value_scale = has_key_scales ? 1.0f / Traits::kLargestCode : p.kv.v_scale[kv_head];
   const bool is_split = launch.num_splits > 1;
   // Writes a pair of neighbouring dims; factor normalises them.
   const auto write_pair = [&](int32_t packed, int dim, float first, float second, float factor) {

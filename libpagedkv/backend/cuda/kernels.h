@@ -14,8 +14,10 @@ Status launch_copy_blocks(const CopyBlocksParams &params, cudaStream_t stream);
 Status launch_write_kv(const WriteKvParams &params, cudaStream_t stream);
 Status launch_merge_states(const MergeStatesParams &params, cudaStream_t stream);
 
-// UNSUPPORTED, naming the value, for what the support table does not hold.
+// Any attend: by tensor cores where the support table has it, else by launch_attend_general.
 Status launch_attend_step(const AttendParams &params, const AttendDevice &device, cudaStream_t stream);
+
+Status launch_attend_general(const AttendParams &params, cudaStream_t stream);
 
 // One per row of (query dtype, stored dtype), in a file of its own.
 template <pkv_dtype kQuery, pkv_dtype kStored>

@@ -82,17 +82,17 @@ __device__ inline int8_t from_float<int8_t>(float value) {
 
 // Largest magnitude that a quantised type holds: what a row's largest magnitude is scaled to.
 template <class T>
-__device__ inline float largest_code();
+__host__ __device__ constexpr float largest_code();
 template <>
-__device__ inline float largest_code<__nv_fp8_e4m3>() {
+__host__ __device__ constexpr float largest_code<__nv_fp8_e4m3>() {
   return 448.0f;
 }
 template <>
-__device__ inline float largest_code<__nv_fp8_e5m2>() {
+__host__ __device__ constexpr float largest_code<__nv_fp8_e5m2>() {
   return 57344.0f;
 }
 template <>
-__device__ inline float largest_code<int8_t>() {
+__host__ __device__ constexpr float largest_code<int8_t>() {
   return 127.0f;
 }
 

@@ -25,7 +25,8 @@ __device__ inline Stored *stored_row(const PagedKv &kv, int64_t block, int32_t o
 // written with one store. With scales per token and head the warp finds the row's largest magnitude first. Bound by
 // memory bandwidth: each row is read once and written once.
 template <class Source, class Stored, bool kQuantises>
-__global__ void __launch_bounds__(32 * kWarpsPerBlock) write_rows(const __grid_constant__ WriteKvParams p) {
+__global__ void __launch_bounds__(32 * kWarpsPerBlock)
+    write_rows(const __grid_constant__ WriteKvParams p, bool is_aligned) {
   const int lane = threadIdx.x % 32;
   const int64_t row = static_cast<int64_t>(blockIdx.x) * kWarpsPerBlock + threadIdx.x / 32;
   const int64_t num_rows = p.num_tokens * p.kv.num_kv_heads;
@@ -45,7 +46,10 @@ __global__ void __launch_bounds__(32 * kWarpsPerBlock) write_rows(const __grid_c
   const bool is_active = first < head_dim;
 
   __align__(16) Source given[kElementsPerLane];
-  if (is_active) {
+  if (is_active && !is_aligned) {
+#pragma unroll
+    for (int i = 0; i < kElementsPerLane; ++i) given[i] = source[first + i];
+  } else if (is_active) {
     constexpr int kUnits = sizeof(given) >= 16 ? sizeof(given) / 16 : 1;
     if constexpr (sizeof(given) >= 16) {
 #pragma unroll
@@ -102,7 +106,7 @@ __global__ void __launch_bounds__(32 * kWarpsPerBlock) write_rows(const __grid_c
   }
 }
 
-using Kernel = void (*)(WriteKvParams);
+using Kernel = void (*)(WriteKvParams, bool);
 
 template <class Source, class Stored>
 Kernel choose_kernel() {
@@ -136,7 +140,7 @@ Kernel choose(pkv_dtype source, pkv_dtype stored) {
   }
 }
 
-// Rows are read in pieces of 16 bytes, or of 8 elements where those are smaller.
+// Whether rows can be read in pieces of 16 bytes, or of 8 elements where those are smaller.
 bool is_aligned(const void *data, int64_t token_stride, int64_t head_stride, pkv_dtype dtype) {
   const int64_t unit = dtype_bytes(dtype) == 1 ? 8 : 16, bytes = dtype_bytes(dtype);
   return reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(unit) == 0 && token_stride * bytes % unit == 0 &&
@@ -146,13 +150,11 @@ bool is_aligned(const void *data, int64_t token_stride, int64_t head_stride, pkv
 }  // namespace
 
 Status launch_write_kv(const WriteKvParams &params, cudaStream_t stream) {
-  if (!is_aligned(params.k, params.k_token_stride, params.k_head_stride, params.dtype) ||
-      !is_aligned(params.v, params.v_token_stride, params.v_head_stride, params.dtype)) {
-    return fail(PKV_UNSUPPORTED, "on cuda the rows of k and v start at multiples of 16 bytes (8 for 8-bit dtypes)");
-  }
+  bool is_wide = is_aligned(params.k, params.k_token_stride, params.k_head_stride, params.dtype) &&
+                 is_aligned(params.v, params.v_token_stride, params.v_head_stride, params.dtype);
   const Kernel kernel = choose(params.dtype, params.kv.dtype);
   const int64_t num_rows = 2 * params.num_tokens * params.kv.num_kv_heads;
-  void *arguments[] = {const_cast<WriteKvParams *>(&params)};
+  void *arguments[] = {const_cast<WriteKvParams *>(&params), &is_wide};
   PKV_TRY_CUDA(cudaLaunchKernel(reinterpret_cast<const void *>(kernel),
                                 dim3(static_cast<unsigned int>((num_rows + kWarpsPerBlock - 1) / kWarpsPerBlock)),
                                 dim3(32 * kWarpsPerBlock), arguments, 0, stream));
