@@ -109,8 +109,9 @@ def make_host_kernels(report):
              f"{row['prefill_gflop_per_s']['fastest']:.0f} GFLOP/s", f"{row['write_kv_gb_per_s']['fastest']:.1f} GB/s"]
             for row in sorted(report["rows"], key=lambda row: row["dtype"])]
     machine = report["machine"]
-    return (f"{format_table(header, rows)}\nOn {report['date']}, commit {report['commit']}, {report['threads']} "
-            f"threads on {machine['processors']} processors ({machine['processor']}), which copy "
+    threads = "one thread, by processor time" if report["threads"] == 1 else f"{report['threads']} threads"
+    return (f"{format_table(header, rows)}\nOn {report['date']}, commit {report['commit']}, {threads}, on a machine of "
+            f"{machine['processors']} processors ({machine['processor']}) of which one copies "
             f"{report['copy_gb_per_s']['fastest']:.1f} GB/s, read and written.\n")
 
 

@@ -165,7 +165,8 @@ static void test_cache_calls(void) {
   for (int64_t i = 0; i < COUNT(no_blocks); ++i) {
     char word[32];
     snprintf(word, sizeof word, "block is %d", (int)no_blocks[i]);
-    CHECK_REFUSED(cache, pkv_cache_explain(cache, no_blocks[i], text, sizeof text, &length), PKV_INVALID_ARGUMENT, word);
+    CHECK_REFUSED(cache, pkv_cache_explain(cache, no_blocks[i], text, sizeof text, &length), PKV_INVALID_ARGUMENT,
+                  word);
     CHECK_REFUSED(cache, pkv_cache_block_ptr(cache, no_blocks[i], &address), PKV_INVALID_ARGUMENT, word);
   }
   CHECK(strcmp(text, "kept") == 0 && length == 77 && address == NULL);

@@ -77,7 +77,8 @@ static void test_prepare(void) {
   CHECK_PREPARE(sequences, counts, 2, tokens, 0, NULL, PKV_INVALID_ARGUMENT, "num_tokens is 0");
   CHECK_PREPARE(sequences, counts, 2, tokens, -6, NULL, PKV_INVALID_ARGUMENT, "num_tokens is -6");
   CHECK_PREPARE(sequences, counts, 2, tokens, INT64_MAX, NULL, PKV_INVALID_ARGUMENT, "9223372036854775807");
-  const int64_t wrong_counts[][2] = {{2, -4}, {INT64_MIN, 1}, {INT64_MAX, INT64_MAX}, {1, INT64_MAX}, {20, 21}, {-1, 41}};
+  const int64_t wrong_counts[][2] = {{2, -4},        {INT64_MIN, 1}, {INT64_MAX, INT64_MAX},
+                                     {1, INT64_MAX}, {20, 21},       {-1, 41}};
   const char *const count_words[] = {"counts[1] is -4", "counts[0] is -9223372036854775808",
                                      "counts[0] is 9223372036854775807", "counts[1] is 9223372036854775807",
                                      "counts[1] is 21", "counts["};
@@ -179,7 +180,8 @@ static pkv_status call_with_out(const kernel_calls *calls, const pkv_tensor *ten
   return pkv_attend(calls->cache, 0, calls->batch, &calls->queries, tensor, NULL);
 }
 static pkv_status call_merge(const kernel_calls *calls, const pkv_tensor *tensor, int place) {
-  const pkv_tensor *places[] = {&calls->merged, &calls->logs, &calls->merged, &calls->logs, &calls->merged, &calls->logs};
+  const pkv_tensor *places[] = {&calls->merged, &calls->logs,   &calls->merged,
+                                &calls->logs,   &calls->merged, &calls->logs};
   places[place] = tensor;
   return pkv_merge_states("host", places[0], places[1], places[2], places[3], places[4], places[5], NULL);
 }

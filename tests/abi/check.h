@@ -1,5 +1,5 @@
-/* Checks for the C tests of the ABI: each prints what failed and where, and the process ends with the number of failures.
- * Failures of other threads are counted too. */
+/* Checks for the C tests of the ABI: each prints what failed and where; finish_checks gives the exit status. Threads
+ * of one test take turns. */
 #ifndef TESTS_ABI_CHECK_H_
 #define TESTS_ABI_CHECK_H_
 
@@ -46,11 +46,14 @@ static inline void check_ok(const char *file, int line, const char *text, pkv_st
  * failure cannot pass for it. */
 #define CHECK_FAILS(call, expected, word)                                       \
   do {                                                                          \
-    (void)pkv_dtype_parse("a text to be replaced", &unused_dtype);              \
+    replace_last_error();                                                       \
     const pkv_status status_ = (call);                                          \
     check_failure(__FILE__, __LINE__, #call, status_, (expected), (word));      \
   } while (0)
-static pkv_dtype unused_dtype;
+static inline void replace_last_error(void) {
+  pkv_dtype dtype;
+  (void)pkv_dtype_parse("a text to be replaced", &dtype);
+}
 static inline void check_failure(const char *file, int line, const char *text, pkv_status status, pkv_status expected,
                                  const char *word) {
   const char *error = pkv_last_error();

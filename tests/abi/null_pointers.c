@@ -212,7 +212,8 @@ static void test_kernels(void) {
   CHECK_OK(pkv_batch_prepare(batch, &sequence, counts, 1, NULL, 0, NULL));
   float data[2 * NUM_KV_HEADS * HEAD_DIM] = {0}, logs[2 * NUM_KV_HEADS] = {0};
   const pkv_tensor rows = make_tensor(data, 2, NUM_KV_HEADS, HEAD_DIM), lse = make_tensor(logs, 2, NUM_KV_HEADS, 0);
-  const pkv_tensor no_rows = make_tensor(NULL, 2, NUM_KV_HEADS, HEAD_DIM), no_lse = make_tensor(NULL, 2, NUM_KV_HEADS, 0);
+  const pkv_tensor no_rows = make_tensor(NULL, 2, NUM_KV_HEADS, HEAD_DIM);
+  const pkv_tensor no_lse = make_tensor(NULL, 2, NUM_KV_HEADS, 0);
   CHECK_INVALID(pkv_write_kv(NULL, 0, batch, &rows, &rows, NULL), "cache is NULL");
   CHECK_INVALID(pkv_write_kv(cache, 0, NULL, &rows, &rows, NULL), "batch is NULL");
   CHECK_INVALID(pkv_write_kv(cache, 0, batch, NULL, &rows, NULL), "k is NULL");
