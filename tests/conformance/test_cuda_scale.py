@@ -32,7 +32,7 @@ def test_high_block_ids(cupy):
     k, v = (rng.standard_normal((200, 8, 128)).astype(np.float16) for _ in "kv")
     q = rng.standard_normal((200, 16, 128)).astype(np.float16)
     batch.prepare([seq], [200])
-    assert np.asarray(seq.blocks).min() * layout.block_bytes // 2 > 2**31
+    assert int(np.asarray(seq.blocks).min()) * layout.block_bytes // 2 > 2**31
     cache.write_kv(0, batch, cupy.asarray(k), cupy.asarray(v))
     out = cupy.full(q.shape, np.nan, np.float16)
     cache.attend(0, batch, cupy.asarray(q), out=out)

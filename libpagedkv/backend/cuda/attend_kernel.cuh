@@ -480,7 +480,9 @@ __global__ void __launch_bounds__(kAttendThreads)
       }
     }
   } else {
-    // Merge the warps' states: out [warp, row, dim], then maximum and sum [warp, row].
+    // Merge the warps' states: out [warp, row, dim], then maximum and sum [warp, row]. They take the place of the
+    // queries, which a warp may still be reading if there were no keys.
+    if (num_tiles == 0) __syncthreads();
     float *merged_out = reinterpret_cast<float *>(shared);
     float *merged_largest = merged_out + kWarps * Traits::kRows * kDim;
     float *merged_sum = merged_largest + kWarps * Traits::kRows;
