@@ -157,7 +157,7 @@ inline void decode_tile(const char **rows, int num_rows, int64_t dim, float *buf
 // Whether T is worth decoding first for so many query rows.
 template <class T>
 inline bool is_decoded_first(int num_rows) {
-  return !__is_same(T, Float32) && num_rows > kRowBlock;
+  return !__is_same(T, Float32) && num_rows > 2 * kRowBlock;
 }
 
 // One tile of keys for query rows [keys->first_row, keys->end_row), those that see any of them.
