@@ -1,5 +1,5 @@
 # The parts of .ci/run, one function each. $root: the repository; $work: a folder for this run; what a part's test
-# runner says last goes to $work/NAME.result.
+# runner says last goes to $work/NAME.result, of the main suite to the last of them in the order of names.
 
 # The same objects are built several times over, in different folders.
 export CCACHE_DIR=${CCACHE_DIR:-$work/ccache} CCACHE_BASEDIR=/ CCACHE_NOHASHDIR=1
@@ -93,14 +93,14 @@ part_readme() {
     printf '$ %s\n' "${commands[$i]}"
     (cd "$work/readme/pagedkv" && bash -euo pipefail -c "${commands[$i]}" </dev/null) | tee "$work/readme_$i.out"
   done
-  grep -E '^=+ .* in [0-9.]+s.* =+$|^[0-9]+ passed' "$work/readme_1.out" | tail -n 1 >"$work/readme.result"
+  grep -E '^=+ .* in [0-9.]+s.* =+$|^[0-9]+ passed' "$work/readme_1.out" | tail -n 1 >"$work/zz_readme.result"
 }
 
-# Installs and wheels. Last, and its closing line is the last of all.
+# Installs and wheels.
 part_builds() {
   use_ccache
   python3 -m venv "$work/pytest"
   "$work/pytest/bin/pip" install -q pytest
   "$work/pytest/bin/python" -m pytest -m build tests/build --durations=5 | tee "$work/builds.out"
-  tail -n 1 "$work/builds.out" >"$work/zz_builds.result"
+  tail -n 1 "$work/builds.out" >"$work/builds.result"
 }

@@ -8,7 +8,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 def find_test_data():
     """The folder, or None."""
     named = os.environ.get("PAGEDKV_TEST_DATA")
-    candidates = [pathlib.Path(named)] if named else [up / "shared" / "data" for up in (ROOT.parent, ROOT.parent.parent)]
+    beside = [above / "shared" / "data" for above in (ROOT.parent, ROOT.parent.parent)]
+    candidates = [pathlib.Path(named)] if named else beside
     return next((path for path in candidates if path.is_dir()), None)
 
 

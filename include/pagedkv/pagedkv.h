@@ -463,8 +463,8 @@ typedef struct pkv_prepare_options {
  * The one call of a step: appends counts[i] tokens (>= 0) to sequences[i], for all of them or none, and fills the
  * tables. tokens: flat in the order of the sequences, [num_tokens] with num_tokens the sum of counts; -1 is a token not
  * known yet; NULL with num_tokens 0 means that none is known. Copies on write are queued on the stream. OUT_OF_BLOCKS
- * and NEVER_FITS name the first sequence that does not fit (pkv_last_shortage). A sequence twice is refused. options
- * may be NULL.
+ * names the first sequence that does not fit beside those before it, NEVER_FITS one that alone is too long for the pool
+ * (pkv_last_shortage). A sequence twice is refused. options may be NULL.
  */
 PKV_API pkv_status pkv_batch_prepare(pkv_batch *batch, const pkv_sequence *sequences, const int64_t *counts,
                                      int64_t num_sequences, const int64_t *tokens, int64_t num_tokens,
@@ -490,6 +490,10 @@ typedef enum pkv_batch_table {
 /* A table of the last prepare, on the host; release it with pkv_array_release. Its memory is refilled by the next
  * prepare. UNSUPPORTED for a format that the batch was not created with. */
 PKV_API pkv_status pkv_batch_get_table(const pkv_batch *batch, pkv_batch_table table, pkv_array *out);
+
+/* The same table on the device of the cache: data is an address there, valid while the batch lives and its generation
+ * stays; owner is NULL. The upload was queued on the stream of the last prepare. On the host it is the table itself. */
+PKV_API pkv_status pkv_batch_get_device_table(const pkv_batch *batch, pkv_batch_table table, pkv_array *out);
 
 typedef struct pkv_batch_info {
   size_t struct_size;

@@ -26,6 +26,10 @@ Status read_layout(const pkv_layout *layout, Layout *out) {
   PKV_TRY(check_struct("layout->groups", given.groups));
   // The caller's elements may be of another size than ours.
   const size_t stride = given.groups[0].struct_size;
+  if (stride % alignof(pkv_layer_group) != 0) {
+    return fail(PKV_INVALID_ARGUMENT, "layout->groups->struct_size is %zu, not a multiple of %zu", stride,
+                alignof(pkv_layer_group));
+  }
   std::vector<pkv_layer_group> groups(static_cast<size_t>(given.num_groups));
   for (size_t i = 0; i < groups.size(); ++i) {
     const char *element = reinterpret_cast<const char *>(given.groups) + i * stride;

@@ -49,7 +49,7 @@ struct HashedBlock {
 
 struct Step {
   std::vector<StepItem> items;
-  std::vector<HashedBlock> hashed_blocks;  // what the step gave a hash
+  std::vector<HashedBlock> hashed_blocks;  // blocks written by the step that it gave a hash
   std::vector<int32_t> new_blocks;
   std::vector<int32_t> copy_sources, copy_destinations;
   int64_t num_tokens = 0;
@@ -85,6 +85,8 @@ class Cache {
                    int64_t num_tokens, Step *step);
   Status apply_step(const int64_t *tokens, Step *step);
   Status discard_step(Step *step);
+  // The cache is unusable from now on; returns status.
+  Status mark_failed(Status status);
 
   Status evict(int64_t n, int64_t *out_evicted);
   Status reset();
@@ -112,8 +114,7 @@ class Cache {
   Hash128 parent_hash(const Sequence &sequence, int64_t block_index) const;
   void match_prefix(const Sequence &sequence, const int64_t *tokens, int64_t num_tokens, int64_t *out_num_blocks);
   void take_prefix(Sequence *sequence, int64_t num_blocks);
-  void settle(Sequence *sequence, std::vector<HashedBlock> *hashed_blocks);
-  Status refuse_step(const Step &step, int64_t needed, int64_t index);
+  void settle(Sequence *sequence, int64_t first_new, std::vector<HashedBlock> *hashed_blocks);
   void finish_call(Sequence *sequence);  // a change is done: serial numbers, statistics
   void publish();
 

@@ -8,7 +8,8 @@ from .trial import Trial
 
 
 def make_trial(device, seed=0, block_size=4, num_blocks=64):
-    return Trial(device, seed, num_blocks=num_blocks, num_kv_heads=1, head_dim=8, dtype="float32", block_size=block_size)
+    layout = dict(num_kv_heads=1, head_dim=8, dtype="float32", block_size=block_size)
+    return Trial(device, seed, num_blocks=num_blocks, **layout)
 
 
 def check_tables(trial, batch, sequences, counts, *, num_sequences=None, num_tokens=None, formats=("table",)):

@@ -7,6 +7,8 @@ import pytest
 import pagedkv
 from testdata import TEST_DATA
 
+from .caches import make_cache
+
 PATH = TEST_DATA and TEST_DATA / "cases" / "cases_public.json"
 CASES = json.loads(PATH.read_text()) if PATH and PATH.is_file() else []
 SHORTAGES = (pagedkv.OutOfBlocksError, pagedkv.NeverFitsError)
@@ -21,9 +23,8 @@ def expand(runs):
 
 class Runner:
     def __init__(self, device, case, way):
-        layout = pagedkv.Layout(num_layers=1, num_kv_heads=1, head_dim=8, dtype="float32", block_size=case["block_size"])
-        self.cache = pagedkv.Cache(layout, num_blocks=case["num_blocks"], device=device,
-                                   prefix_caching=case.get("caching", True))
+        self.cache = make_cache(device, case["num_blocks"], case["block_size"],
+                                prefix_caching=case.get("caching", True))
         self.batch = self.cache.batch(max_sequences=4, max_tokens=4096)
         self.way, self.live, self.closed, self.salts = way, {}, {}, {}
 

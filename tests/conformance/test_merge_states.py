@@ -32,7 +32,8 @@ def test_matches_reference(device, dtype, dim):
 @pytest.mark.parametrize("cut", [0, 1, 16, 50, 80])
 def test_parts_make_the_whole(device, q_dtype, cut):
     """Keys cut in two sequences, attended one by one without a mask, merged: attention over all of them."""
-    trial = Trial(device, cut, num_blocks=24, num_kv_heads=2, head_dim=40, v_head_dim=24, dtype="bfloat16", block_size=8)
+    layout = dict(num_kv_heads=2, head_dim=40, v_head_dim=24, dtype="bfloat16", block_size=8)
+    trial = Trial(device, cut, num_blocks=24, **layout)
     batch = trial.make_batch()
     tokens = trial.random_tokens(80)
     q = trial.make_query(80, 4, q_dtype)

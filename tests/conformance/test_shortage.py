@@ -11,18 +11,19 @@ def make_batch(cache):
 
 
 def test_a_refused_step_appends_to_nobody(device):
-    cache = make_cache(device, 4)
+    cache = make_cache(device, 6)
+    holder = open_with(cache, range(200, 208))
     open_with(cache, range(100, 104)).close()  # cached: must not be evicted by a refusal
     batch = make_batch(cache)
     first, second, third = cache.open(ids([])), cache.open(ids([])), cache.open(ids([]))
-    with refused(cache, pagedkv.OutOfBlocksError, first, second, third) as record:
+    with refused(cache, pagedkv.OutOfBlocksError, holder, first, second, third) as record:
         batch.prepare([first, second, third], [8, 8, 4])
     assert record.value.needed == 5 and record.value.available == 4 and record.value.index == 2
     with refused(cache, pagedkv.OutOfBlocksError, first, second, third) as record:
         batch.prepare([first, second, third], [4, 13, 1])
-    assert record.value.index == 1
+    assert (record.value.needed, record.value.available, record.value.index) == (6, 4, 1)
     batch.prepare([first, second, third], [8, 4, 4])
-    assert count_states(cache) == (0, 0, 4, 0) and cache.stats()["evictions"] == 1
+    assert count_states(cache) == (0, 0, 6, 0) and cache.stats()["evictions"] == 1
 
 
 def test_available_counts_what_can_be_evicted(device):
@@ -36,11 +37,12 @@ def test_available_counts_what_can_be_evicted(device):
 
 
 def test_hit_blocks_are_not_evicted_for_their_own_request(device):
-    cache = make_cache(device, 4)
+    cache = make_cache(device, 5)
+    holder = open_with(cache, [99])
     open_with(cache, range(8)).close()
     seq = cache.open(ids(range(17)))
     assert seq.length == 8
-    with refused(cache, pagedkv.OutOfBlocksError, seq) as record:
+    with refused(cache, pagedkv.OutOfBlocksError, holder, seq) as record:
         seq.append(ids(range(8, 17)))  # 3 more blocks, where 2 are left
     assert (record.value.needed, record.value.available) == (3, 2)
 
@@ -58,15 +60,17 @@ def test_a_copy_needs_a_block(device):
 
 
 def test_copies_of_a_whole_family_are_counted(device):
-    cache = make_cache(device, 4)
+    cache = make_cache(device, 5)
     batch = make_batch(cache)
+    holder = open_with(cache, [99])
     family = [open_with(cache, range(6))]
     family += [family[0].fork() for _ in range(3)]
-    with refused(cache, pagedkv.OutOfBlocksError, *family) as record:
+    with refused(cache, pagedkv.OutOfBlocksError, holder, *family) as record:
         batch.prepare(family, [1] * 4, tokens=ids(range(4)))
     assert (record.value.needed, record.value.available, record.value.index) == (3, 2, 2)
-    batch.prepare(family[:3], [1] * 3, tokens=ids(range(3)))  # only as many copies as do not hold it last
-    assert cache.stats()["copies"] == 3 - (family[3].length != 6)
+    family.pop().close()
+    batch.prepare(family, [1] * 3, tokens=ids(range(3)))  # the last one to write holds it alone
+    assert cache.stats()["copies"] == 2
 
 
 def test_never_fits(device):
@@ -79,6 +83,19 @@ def test_never_fits(device):
     seq.append(ids([1] * 16))
     with refused(cache, pagedkv.NeverFitsError, seq):
         seq.append(ids([1]))
+
+
+def test_too_much_together_is_not_never(device):
+    """A step of sequences that each would fit is a matter of preempting some, even if no other sequence is open."""
+    cache = make_cache(device, 4)
+    batch = make_batch(cache)
+    first, second = cache.open(ids([])), cache.open(ids([]))
+    with refused(cache, pagedkv.OutOfBlocksError, first, second) as record:
+        batch.prepare([first, second], [12, 8])
+    assert (record.value.needed, record.value.available, record.value.index) == (5, 4, 1)
+    with refused(cache, pagedkv.NeverFitsError, first, second) as record:
+        batch.prepare([first, second], [1, 17])
+    assert record.value.index == 1
 
 
 def test_errors_carry_their_status(device):

@@ -20,9 +20,9 @@ def make_values(rng, shape):
     values = rng.standard_normal(shape).astype(np.float32)
     values *= np.float32(2.0) ** rng.integers(-12, 6, shape).astype(np.float32)
     flat = values.reshape(-1)
-    special = np.array([0.0, -0.0, 1 + 2.0**-9, 1 + 3 * 2.0**-9, 1.0625, 1.1875, -1.0625, 2.0**-9, 2.0**-10, 3 * 2.0**-10,
-                        2.0**-17, 0.5, 1.5, 2.5, -2.5, 3.5, 448.0, 463.9, 464.0, 500.0, -1000.0, 60000.0, -61440.0,
-                        2.0**-24, 2.0**-25, 1e-7, 126.5, 127.5, -126.5, -128.5], np.float32)
+    special = np.array([0.0, -0.0, 1 + 2.0**-9, 1 + 3 * 2.0**-9, 1.0625, 1.1875, -1.0625, 2.0**-9, 2.0**-10,
+                        3 * 2.0**-10, 2.0**-17, 0.5, 1.5, 2.5, -2.5, 3.5, 448.0, 463.9, 464.0, 500.0,
+                        -1000.0, 60000.0, -61440.0, 2.0**-24, 2.0**-25, 1e-7, 126.5, 127.5, -126.5, -128.5], np.float32)
     at = rng.permutation(flat.size)[: len(special)]
     flat[at] = special[: len(at)]
     return values
@@ -50,7 +50,7 @@ def test_bits(device, dtype, source, order, kv_scales, block_size, num_kv_heads,
                             for seq, count in zip(sequences, counts)]).astype(np.int64)
     static = rng.uniform(0.01, 2.0, (2, 2, num_kv_heads)).astype(np.float32)
     for layer in (1, 0):
-        if kv_scales == "static":
+        if kv_scales == "static" and dtype in dtypes.QUANTISED:
             cache.set_kv_scales(layer, static[layer, 0], static[layer, 1])
         given = []
         for plane, (dim, scale) in enumerate(zip((head_dim, v_head_dim), static[layer])):
@@ -62,7 +62,8 @@ def test_bits(device, dtype, source, order, kv_scales, block_size, num_kv_heads,
             if source == dtype and dtype in dtypes.QUANTISED:
                 stored, scales = bits, np.ones(bits.shape[:2], np.float32)
             else:
-                stored, scales = dtypes.quantise(dtypes.decode(bits, source).astype(np.float32), dtype, kv_scales, scale)
+                exact = dtypes.decode(bits, source).astype(np.float32)
+                stored, scales = dtypes.quantise(exact, dtype, kv_scales, scale)
             block_format.planes(expected, layer)[plane][slots // block_size, slots % block_size] = stored[:-2]
             if kv_scales == "token_head":
                 block_format.scales(expected, layer)[plane][slots // block_size, slots % block_size] = scales[:-2]
@@ -156,3 +157,12 @@ def test_bad_static_scales_are_refused(device, bad):
         with pytest.raises(pagedkv.InvalidArgumentError):
             trial.cache.set_kv_scales(0, *scales)
     trial.step(batch, [(tracked, trial.random_tokens(5))], num_heads=2)  # with the scales of before
+
+
+@pytest.mark.parametrize("dtype", dtypes.FLOATS)
+def test_scales_of_floats_are_refused(device, dtype):
+    trial = Trial(device, 4, num_blocks=4, num_kv_heads=2, head_dim=16, dtype=dtype, block_size=4)
+    with pytest.raises(pagedkv.InvalidArgumentError):
+        trial.cache.set_kv_scales(0, 0.25, 3.0)
+    batch, tracked = trial.make_batch(), trial.open()[0]
+    trial.step(batch, [(tracked, trial.random_tokens(7))], num_heads=2)

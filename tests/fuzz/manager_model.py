@@ -8,7 +8,8 @@ blocks with one key the first is registered; the others are duplicates until it 
 
 
 class Refused(Exception):
-    """The call changes nothing. kind: "invalid", "shortage", "busy"."""
+    """The call changes nothing. kind: "invalid", "busy", "shortage" (not now), "never" (one sequence longer than the
+    pool)."""
 
     def __init__(self, kind, needed=None, available=None):
         super().__init__(kind)
@@ -197,7 +198,7 @@ class ManagerModel:
     def reserve(self, seq, num_tokens):
         length = seq.length + num_tokens
         if self.count_blocks(length) > self.num_blocks:
-            raise Refused("shortage")
+            raise Refused("never")
         is_copied = num_tokens > 0 and seq.length % self.block_size and self.partial(seq).holders > 1
         needed = self.count_blocks(length) + bool(is_copied) - len(seq.table)
         if needed > self.num_available():
@@ -216,7 +217,7 @@ class ManagerModel:
             seq = part.seq
             new_length = part.length + len(part.tokens)
             if self.count_blocks(new_length) > self.num_blocks:
-                raise Refused("shortage")
+                raise Refused("never")
             fresh = self.count_blocks(new_length) - part.num_blocks
             if part.tokens and part.length % self.block_size:
                 block = self.partial(seq)
@@ -234,7 +235,7 @@ class ManagerModel:
         assert not new
         for part in parts:
             self.settle(part.seq, keyed)
-        return {"parts": parts, "keyed": keyed, "serial": self.serial}
+        return {"parts": parts, "keyed": keyed, "serial": self.serial, "is_discarded": False}
 
     def apply(self, part, new, registers):
         seq = part.seq
@@ -259,22 +260,31 @@ class ManagerModel:
         seq.changed = seq.stepped = self.serial
 
     def discard(self, step):
-        """Takes a step back right after it: nothing else was called in between."""
-        assert step["serial"] == self.serial
+        """Takes a step back; all of its sequences are still open."""
+        parts = step["parts"]
+        if step["is_discarded"] or any(part.seq.changed != step["serial"] for part in parts):
+            raise Refused("invalid")
+        # What the step wrote must be held by its own sequences alone.
+        holds = [block for part in parts if part.tokens for block in
+                 part.seq.table[part.length // self.block_size: self.count_blocks(part.length + len(part.tokens))]]
+        if any(holds.count(block) != block.holders for block in holds):
+            raise Refused("busy")
+        step["is_discarded"] = True
         for block in step["keyed"]:
             if block.key is not None:
                 self.drop_key(block)
-        # A copy stays where its source was written in place, below the length that was copied.
+        is_latest = step["serial"] == self.serial
+        # A copy stays where the cache was used since, or its source was written in place below the copied length.
         in_place = {}
-        for part in step["parts"]:
+        for part in parts:
             if part.tokens and part.source is None and part.length % self.block_size:
                 in_place[id(self.row_block(part))] = part.length
-        for part in reversed(step["parts"]):
+        for part in reversed(parts):
             seq = part.seq
             kept = part.num_blocks - part.took_reserved
             self.release(seq.table[kept:])
             del seq.table[kept:]
-            if part.source is not None and in_place.get(id(part.source), part.length) >= part.length:
+            if part.source is not None and is_latest and in_place.get(id(part.source), part.length) >= part.length:
                 index = part.length // self.block_size
                 copy, seq.table[index] = seq.table[index], part.source
                 self.hold(part.source)
@@ -284,7 +294,7 @@ class ManagerModel:
                     self.release([copy])
             seq.length, seq.settled, seq.has_appended = part.length, part.settled, part.has_appended
         self.serial += 1
-        for part in step["parts"]:
+        for part in parts:
             part.seq.changed = self.serial
 
     def row_block(self, part):

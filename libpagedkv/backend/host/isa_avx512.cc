@@ -2,6 +2,7 @@
 
 // gcc 12 takes the undefined inputs inside its own intrinsics for mistakes.
 #if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 

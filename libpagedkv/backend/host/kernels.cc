@@ -17,7 +17,7 @@ struct IsaRow {
 };
 
 bool is_always_supported() { return true; }
-#if PKV_HAVE_AVX2
+#if PKV_HAVE_AVX2 || PKV_HAVE_AVX512
 bool is_avx2_supported() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }

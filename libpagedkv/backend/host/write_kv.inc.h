@@ -63,8 +63,10 @@ template <class From, class To>
 inline void convert_plane(const TokenPlane &plane, int64_t num_heads, float largest_stored) {
   for (int64_t head = 0; head < num_heads; ++head) {
     const char *source = plane.source + head * plane.source_stride;
-    float scale = plane.static_scales[head];
-    if (plane.scales != nullptr) {
+    float scale;
+    if (plane.scales == nullptr) {
+      scale = plane.static_scales[head];
+    } else {
       scale = find_row_scale<From>(source, plane.dim, largest_stored);
       __builtin_memcpy(plane.scales + head * plane.scale_stride, &scale, sizeof scale);
     }
