@@ -387,8 +387,11 @@ hash_seed=0)\n--\n\nToken sequences over blocks of one device, with a prefix cac
             raise BusyError("close while kernels are running")
         if self._num_views > 0:
             raise BusyError(f"close while {self._num_views} views of the cache's memory live")
-        for batch in list(self._batches):
-            batch.close()
+        batches = list(self._batches)
+        for batch in batches:
+            (<Batch> batch).require_unused()
+        for batch in batches:
+            (<Batch> batch).close()
         self.enter()
         cache = self._cache
         self._cache = NULL

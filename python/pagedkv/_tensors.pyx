@@ -17,6 +17,8 @@ from pagedkv.abi cimport (
 cdef enum:
     MAX_DIMENSIONS = 4
 
+cdef int64_t MAX_ELEMENTS = 1 << 60  # so that no product of sizes, strides and element sizes overflows
+
 # Types of numpy extensions (ml_dtypes) that buffers cannot carry: their bits, and what they are here.
 cdef dict EXTENSION_DTYPES = {
     "bfloat16": (numpy.uint16, <int> PKV_BFLOAT16),
@@ -111,6 +113,10 @@ cdef class TensorView:
             self.tensor.shape[axis] = shape[axis]
             if shape[axis] < 0:
                 raise InvalidArgumentError(f"{name} has a negative dimension {shape[axis]}")
+            if shape[axis] > MAX_ELEMENTS:
+                raise InvalidArgumentError(f"{name} is too large: a dimension is {shape[axis]}")
+            if strides != NULL and not -MAX_ELEMENTS <= strides[axis] <= MAX_ELEMENTS:
+                raise InvalidArgumentError(f"{name} has a stride of {strides[axis]}, which is too large")
             is_empty = is_empty or shape[axis] == 0
         if self.tensor.data == NULL and not is_empty:
             raise InvalidArgumentError(f"{name} is at address 0")
@@ -129,6 +135,8 @@ cdef class TensorView:
                                                f"{self.tensor.strides[axis]} elements")
                 if is_written and self.tensor.strides[axis] == 0:
                     raise InvalidArgumentError(f"{name} is broadcast: its elements share memory and cannot be written")
+            if natural > MAX_ELEMENTS // max(shape[axis], 1):
+                raise InvalidArgumentError(f"{name} is too large: it has more than {MAX_ELEMENTS} elements")
             natural *= max(shape[axis], 1)
         return 0
 
