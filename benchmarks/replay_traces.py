@@ -17,6 +17,7 @@ import datetime
 import json
 import os
 import pathlib
+import resource
 import subprocess
 import sys
 import tempfile
@@ -81,21 +82,29 @@ def run_replay(folder, name, mode, options):
     trace = [] if name == BUILT_IN else [name]
     with tempfile.TemporaryDirectory() as scratch:
         path = os.path.join(scratch, "result.json")
-        start = time.perf_counter()
+        start, start_processor = time.perf_counter(), read_processor_time()
         done = subprocess.run([sys.executable, "-m", "pagedkv", "replay", *trace, *options, "--json", path],
                               cwd=folder if trace else None, stdout=subprocess.PIPE, text=True, check=True)
-        seconds = time.perf_counter() - start
+        seconds, processor_seconds = time.perf_counter() - start, read_processor_time() - start_processor
         with open(path, encoding="utf-8") as file:
             result = json.load(file)
     print(f"{name}, {mode}: {seconds:.1f} s", file=sys.stderr)
     return {"trace": name, "mode": mode, "command": " ".join(["pagedkv", "replay", *trace, *options]),
-            "command_seconds": round(seconds, 2), "printed": done.stdout.splitlines(), "result": result}
+            "command_seconds": round(seconds, 2), "processor_seconds": round(processor_seconds, 2),
+            "printed": done.stdout.splitlines(), "result": result}
+
+
+def read_processor_time():
+    """Of the processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def describe_machine():
     device = pagedkv.device_info("host")
     kernel = os.uname()
     return {"processor": device["name"], "processors": os.cpu_count(), "memory_bytes": device["total_bytes"],
+            "load": round(os.getloadavg()[0], 1),
             "system": f"{kernel.sysname} {kernel.machine}", "python": sys.version.split()[0]}
 
 

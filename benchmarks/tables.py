@@ -64,7 +64,8 @@ def make_printed(replay):
 
 def make_concurrent(replay):
     header = ["trace", "requests", "prompt tokens", "output tokens", "prefix hits", "preemptions",
-              "held at once, paged / contiguous", "utilization, paged / contiguous", "manager per token", "time"]
+              "held at once, paged / contiguous", "utilization, paged / contiguous", "manager per token",
+              "processor time"]
     rows = []
     for run in select(replay, "concurrent"):
         result = run["result"]
@@ -74,22 +75,22 @@ def make_concurrent(replay):
             percent(result["hit_rate"]), count(result["preemptions"]),
             f"{count(paged['max_concurrency'])} / {count(contiguous['max_concurrency'])}",
             f"{percent(paged['utilization'])} / {percent(contiguous['utilization'])}",
-            f"{result['manager_ns_per_token']:.0f} ns", f"{run['command_seconds']:.1f} s"])
+            f"{result['manager_ns_per_token']:.0f} ns", f"{run['processor_seconds']:.1f} s"])
     return format_table(header, rows)
 
 
 def make_prefix(replay):
-    header = ["trace", "prompt tokens", "hits, pool of 1,048,576 tokens", "evictions", "time",
-              "hits, unlimited pool", "time"]
+    header = ["trace", "prompt tokens", "hits, pool of 1,048,576 tokens", "evictions", "processor time",
+              "hits, unlimited pool", "processor time"]
     unlimited = {run["trace"]: run for run in select(replay, "unlimited")}
     rows = []
     for run in select(replay, "sequential"):
         result = run["result"]
         row = [run["trace"], count(result["prompt_tokens"]), percent(result["hit_rate"]), count(result["evictions"]),
-               f"{run['command_seconds']:.1f} s"]
+               f"{run['processor_seconds']:.1f} s"]
         if run["trace"] in unlimited:
             endless = unlimited[run["trace"]]
-            row += [percent(endless["result"]["hit_rate"]), f"{endless['command_seconds']:.1f} s"]
+            row += [percent(endless["result"]["hit_rate"]), f"{endless['processor_seconds']:.1f} s"]
         else:
             row += ["-", "-"]
         rows.append(row)
@@ -98,9 +99,11 @@ def make_prefix(replay):
 
 def make_conditions(replay):
     machine = replay["machine"]
+    slowest = max(run["command_seconds"] for run in replay["runs"])
     return (f"Measured on {replay['date']} with version {replay['version']}, commit {replay['commit']}, on "
-            f"{machine['processors']} processors ({machine['processor']}), Python {machine['python']}: "
-            f"`{replay['file']}`.\n")
+            f"{machine['processors']} processors ({machine['processor']}), Python {machine['python']}, "
+            f"with other work on the machine (load {machine['load']} before the first run): `{replay['file']}`. "
+            f"By the clock, the slowest of these commands took {slowest:.1f} s.\n")
 
 
 def make_host_kernels(report):
@@ -109,8 +112,9 @@ def make_host_kernels(report):
              f"{row['prefill_gflop_per_s']['fastest']:.0f} GFLOP/s", f"{row['write_kv_gb_per_s']['fastest']:.1f} GB/s"]
             for row in sorted(report["rows"], key=lambda row: row["dtype"])]
     machine = report["machine"]
-    return (f"{format_table(header, rows)}\nOn {report['date']}, commit {report['commit']}, {report['threads']} "
-            f"threads on {machine['processors']} processors ({machine['processor']}), which copy "
+    threads = "one thread, by processor time" if report["threads"] == 1 else f"{report['threads']} threads"
+    return (f"{format_table(header, rows)}\nOn {report['date']}, commit {report['commit']}, {threads}, on a machine of "
+            f"{machine['processors']} processors ({machine['processor']}) of which one copies "
             f"{report['copy_gb_per_s']['fastest']:.1f} GB/s, read and written.\n")
 
 

@@ -27,7 +27,9 @@ def device(request):
 
 @pytest.fixture(autouse=True)
 def restore_host_settings():
-    """The host kernels' threads and instruction set are process-wide: each test leaves the defaults behind."""
+    """The host kernels' threads and instruction set are process-wide: each test leaves them as it found them, so that
+    PAGEDKV_ISA and PAGEDKV_NUM_THREADS hold for a whole run."""
+    isa, num_threads = pagedkv.isa(), pagedkv.num_threads()
     yield
-    pagedkv.set_num_threads(0)
-    pagedkv.set_isa("auto")
+    pagedkv.set_isa(isa)
+    pagedkv.set_num_threads(num_threads)

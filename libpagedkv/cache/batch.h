@@ -10,6 +10,7 @@
 
 #include "base/shared_array.h"
 #include "cache/cache.h"
+#include "cache/device_tables.h"
 
 namespace pkv {
 
@@ -39,11 +40,13 @@ class Batch {
   Status discard();
 
   Status get_table(pkv_batch_table table, pkv_array *out) const;
+  Status get_device_table(pkv_batch_table table, pkv_array *out) const;
   void get_info(pkv_batch_info *out) const;  // all but struct_size
 
   // INVALID_ARGUMENT before the first prepare.
   Status check_prepared() const;
-  StepTables tables() const;
+  StepTables tables() const;  // on the device of the cache
+  void *workspace() const { return device_ == nullptr ? nullptr : device_->workspace(); }
   pkv_stream stream() const { return step_.stream; }
   const Cache *cache() const { return cache_.get(); }
 
@@ -56,12 +59,15 @@ class Batch {
   };
 
   Batch(std::shared_ptr<Cache> cache, const BatchOptions &options);
+  Status create_device_tables();
+  StepTables host_tables() const;
 
   Status check_bounds(const Step &step, const PrepareOptions &options, int64_t *out_num_blocks,
                       int64_t *out_longest) const;
-  void ensure_tables(int64_t num_rows, int64_t num_columns, int64_t num_indices);
+  Status ensure_tables(int64_t num_rows, int64_t num_columns, int64_t num_indices);
   void fill_tables(int64_t num_sequences, int64_t num_tokens);
   void fill_row(int64_t index, const StepItem &item);
+  void clear_entries(int64_t index, int32_t first, int32_t end);
   void clear_row_tail(int64_t index);
   void fill_csr(int64_t num_sequences);
 
@@ -90,6 +96,9 @@ class Batch {
   SharedArray<int32_t> indices_;       // grows
   SharedArray<int32_t> last_block_len_;  // [max_sequences]
   SharedArray<int64_t> block_pointers_;  // [num_blocks]
+
+  std::unique_ptr<DeviceTables> device_;  // where the device has memory of its own
+  std::vector<TableChange> changes_;      // of the block table since the last upload
 };
 
 }  // namespace pkv

@@ -40,6 +40,12 @@ Status Cache::check_usable() const {
   return fail(PKV_DEVICE_ERROR, "the cache is unusable since an earlier device error");
 }
 
+Status Cache::mark_failed(Status status) {
+  is_failed_ = true;
+  publish();
+  return status;
+}
+
 Status Cache::check_layer(int32_t layer) const {
   if (layer >= 0 && layer < layout_.num_layers()) return PKV_OK;
   return fail(PKV_INVALID_ARGUMENT, "layer is %d, but the layout has %d layers", layer, layout_.num_layers());

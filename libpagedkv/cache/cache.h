@@ -85,6 +85,8 @@ class Cache {
                    int64_t num_tokens, Step *step);
   Status apply_step(const int64_t *tokens, Step *step);
   Status discard_step(Step *step);
+  // The cache is unusable from now on; returns status.
+  Status mark_failed(Status status);
 
   Status evict(int64_t n, int64_t *out_evicted);
   Status reset();

@@ -170,12 +170,8 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
   ++prepares_;
   if (!step->copy_sources.empty()) {
     const CopyBlocksParams params = {pool_->base(), layout_.block_bytes(), step->copy_sources.data(),
-                                     step->copy_destinations.data(), static_cast<int64_t>(step->copy_sources.size())};
-    if (const Status status = backend_->copy_blocks(params, step->stream); status != PKV_OK) {
-      is_failed_ = true;
-      publish();
-      return status;
-    }
+                                     step->copy_destinations.data(), static_cast<int64_t>(step->copy_sources.size()), true};
+    if (const Status status = backend_->copy_blocks(params, step->stream); status != PKV_OK) return mark_failed(status);
   }
   // Blocks that were full before are no part of what discard takes back: K and V of their tokens are there.
   for (StepItem &item : step->items) settle(item.sequence, item.old_length, &step->hashed_blocks);

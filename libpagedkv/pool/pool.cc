@@ -234,7 +234,7 @@ Status Pool::copy_blocks(const int32_t *sources, const int32_t *destinations, in
                   destinations[twice]);
     }
   }
-  return backend_->copy_blocks({base_, block_bytes_, sources, destinations, count}, stream);
+  return backend_->copy_blocks({base_, block_bytes_, sources, destinations, count, false}, stream);
 }
 
 Status Pool::block_ptr(int32_t block, void **out) const {

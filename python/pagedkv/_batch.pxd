@@ -3,6 +3,18 @@ from libc.stdint cimport int64_t
 from pagedkv._cache cimport Cache
 from pagedkv.abi cimport pkv_batch, pkv_batch_info, pkv_batch_table, pkv_sequence
 
+cdef class DeviceTable:
+    cdef readonly object ptr
+    cdef readonly tuple shape
+    cdef readonly tuple strides
+    cdef readonly str dtype
+    cdef readonly str device
+    cdef Batch _batch
+    cdef object __weakref__
+
+    @staticmethod
+    cdef DeviceTable make(Batch batch, pkv_batch_table table)
+
 cdef class Batch:
     cdef pkv_batch *_batch
     cdef Cache _cache
@@ -14,6 +26,7 @@ cdef class Batch:
     cdef readonly tuple formats
     cdef bint _is_preparing      # without the GIL
     cdef Py_ssize_t _num_kernels # reading it without the GIL
+    cdef Py_ssize_t _num_device_tables  # taken and alive
     cdef pkv_sequence *_ids      # arguments of prepare, kept between calls
     cdef int64_t *_counts
     cdef Py_ssize_t _capacity

@@ -4,19 +4,20 @@
 cimport cython
 from cpython.list cimport PyList_GET_SIZE
 from cpython.long cimport PyLong_AsLongLongAndOverflow
-from libc.stdint cimport uint32_t
+from libc.stdint cimport uint32_t, uintptr_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memset
 
 from pagedkv._arrays cimport (
     IntView, as_int32, as_int64, as_positive, as_stream, describe, release_ints, view_ints, wrap_array)
-from pagedkv._errors import BusyError, InvalidArgumentError, NotFoundError, UnsupportedError
+from pagedkv._errors import BusyError, InvalidArgumentError, NotFoundError
 from pagedkv._errors cimport check
 from pagedkv._sequence cimport Sequence
 from pagedkv.abi cimport (
     PKV_BLOCK_POINTERS, PKV_BLOCK_TABLE, PKV_CU_SEQLENS_Q, PKV_FORMAT_CSR, PKV_FORMAT_POINTERS, PKV_FORMAT_TABLE,
     PKV_INDICES, PKV_INDPTR, PKV_LAST_BLOCK_LEN, PKV_OFF, PKV_ON, PKV_POSITIONS, PKV_SEQ_LENS, PKV_SLOT_MAPPING,
-    pkv_array, pkv_batch_create, pkv_batch_destroy, pkv_batch_discard, pkv_batch_get_info, pkv_batch_get_table,
+    PKV_INT32, pkv_array, pkv_batch_create, pkv_batch_destroy, pkv_batch_discard, pkv_batch_get_device_table,
+    pkv_batch_get_info, pkv_batch_get_table,
     pkv_batch_options, pkv_batch_prepare, pkv_prepare_options, pkv_status)
 
 cdef dict FORMATS = {"table": PKV_FORMAT_TABLE, "csr": PKV_FORMAT_CSR, "pointers": PKV_FORMAT_POINTERS}
@@ -31,6 +32,43 @@ cdef int64_t as_padding(object value, str name) except -1:
     if result < 0:
         raise InvalidArgumentError(f"{name} must not be negative, got {result}")
     return result
+
+
+cdef class DeviceTable:
+    """A table on the device: __cuda_array_interface__, and ptr, shape, strides (bytes) and dtype to build on.
+
+    It shows the same memory after every prepare until batch.generation changes. While it lives the batch cannot be
+    closed."""
+
+    def __init__(self):
+        raise TypeError("taken from a batch: batch.device_block_table and the like")
+
+    @staticmethod
+    cdef DeviceTable make(Batch batch, pkv_batch_table table):
+        cdef pkv_array array
+        cdef DeviceTable result = DeviceTable.__new__(DeviceTable)
+        memset(&array, 0, sizeof(array))
+        check(pkv_batch_get_device_table(batch._batch, table, &array))
+        result.ptr = <uintptr_t> array.data
+        result.shape = tuple([array.shape[i] for i in range(array.ndim)])
+        result.strides = tuple([array.strides[i] for i in range(array.ndim)])
+        result.dtype = "int32" if array.dtype == PKV_INT32 else "int64"
+        result.device = batch._cache.device
+        result._batch = batch
+        batch._num_device_tables += 1
+        return result
+
+    def __dealloc__(self):
+        if self._batch is not None:
+            self._batch._num_device_tables -= 1
+
+    @property
+    def __cuda_array_interface__(self):
+        return {"shape": self.shape, "typestr": "<i4" if self.dtype == "int32" else "<i8", "data": (self.ptr, True),
+                "strides": self.strides, "version": 3}
+
+    def __repr__(self):
+        return f"<pagedkv.DeviceTable {self.dtype} {list(self.shape)} on {self.device}>"
 
 
 @cython.no_gc_clear
@@ -216,6 +254,8 @@ One step's view of a cache, made by Cache.batch(): tables at fixed addresses, re
             return
         if self._is_preparing or self._num_kernels > 0:
             raise BusyError("close while the batch is in use")
+        if self._num_device_tables > 0:
+            raise BusyError(f"close while {self._num_device_tables} of the batch's device tables are in use")
         self._cache.enter()
         pkv_batch_destroy(self._batch)
         self._batch = NULL
@@ -258,9 +298,11 @@ One step's view of a cache, made by Cache.batch(): tables at fixed addresses, re
 
     cdef object get_device_table(self, pkv_batch_table table):
         self.require_open()
-        if not self._cache._is_host:
-            raise UnsupportedError(f"device tables are not available on {self._cache.device}")
-        return self.get_table(table)
+        if self._cache._is_host:
+            return self.get_table(table)
+        if self._is_preparing:
+            raise BusyError("the batch is being prepared by another thread")
+        return DeviceTable.make(self, table)
 
     @property
     def cache(self):

@@ -320,6 +320,7 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         int64_t max_query_len
         int64_t max_seq_len
         uint64_t generation
+    pkv_status pkv_batch_get_device_table(const pkv_batch *batch, pkv_batch_table table, pkv_array *out)
     pkv_status pkv_batch_get_info(const pkv_batch *batch, pkv_batch_info *out)
 
     # ---- 6. Kernels

@@ -3,6 +3,7 @@
 The suite speaks numpy; what differs between backends is in the classes of this file alone.
 """
 import numpy as np
+import pytest
 
 from . import dtypes
 
@@ -29,7 +30,32 @@ class HostArrays:
         np.asarray(cache)[:] = memory
 
 
-ARRAYS = {"host": HostArrays}
+class CudaArrays:
+    """CuPy arrays of the bits: 16-bit formats that numpy lacks travel as uint16, 8-bit ones as uint8."""
+
+    def __init__(self):
+        self.cupy = pytest.importorskip("cupy", reason="the CUDA conformance tests move arrays with CuPy")
+
+    def put(self, array):
+        return self.cupy.asarray(np.ascontiguousarray(array))
+
+    def get(self, array):
+        return self.cupy.asnumpy(array)
+
+    def empty(self, shape, dtype):
+        return self.cupy.empty(shape, dtype)
+
+    def _memory(self, cache):
+        return self.cupy.asarray(cache)  # uint8 [num_blocks, block_bytes], no copy
+
+    def read_blocks(self, cache):
+        return self.cupy.asnumpy(self._memory(cache))
+
+    def write_blocks(self, cache, memory):
+        self._memory(cache)[:] = self.cupy.asarray(memory)
+
+
+ARRAYS = {"host": HostArrays, "cuda": CudaArrays}
 
 
 def for_device(device):

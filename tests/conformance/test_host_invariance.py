@@ -11,14 +11,14 @@ from .trial import Trial
 
 
 def available_isas():
-    found = []
+    found, before = [], pagedkv.isa()
     for isa in ("reference", "scalar", "avx2", "avx512"):
         try:
             pagedkv.set_isa(isa)
             found.append(isa)
         except pagedkv.UnsupportedError:
             pass
-    pagedkv.set_isa("auto")
+    pagedkv.set_isa(before)
     return found
 
 

@@ -175,7 +175,7 @@ def test_preempted_for_want_of_blocks(device, stories):
             running.append(story)
         try:
             run_step(running)
-        except (pagedkv.OutOfBlocksError, pagedkv.NeverFitsError) as error:  # never all of them together
+        except pagedkv.OutOfBlocksError as error:
             victims = {victim.tag for victim in engine.cache.victims(error.needed - error.available)}
             assert victims
             for story in [story for story in running if story.tag in victims]:

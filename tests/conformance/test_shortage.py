@@ -85,6 +85,19 @@ def test_never_fits(device):
         seq.append(ids([1]))
 
 
+def test_too_much_together_is_not_never(device):
+    """A step of sequences that each would fit is a matter of preempting some, even if no other sequence is open."""
+    cache = make_cache(device, 4)
+    batch = make_batch(cache)
+    first, second = cache.open(ids([])), cache.open(ids([]))
+    with refused(cache, pagedkv.OutOfBlocksError, first, second) as record:
+        batch.prepare([first, second], [12, 8])
+    assert (record.value.needed, record.value.available, record.value.index) == (5, 4, 1)
+    with refused(cache, pagedkv.NeverFitsError, first, second) as record:
+        batch.prepare([first, second], [1, 17])
+    assert record.value.index == 1
+
+
 def test_errors_carry_their_status(device):
     cache = make_cache(device, 2)
     seq = open_with(cache, range(4))

@@ -184,7 +184,7 @@ class Trial:
             q[num_tokens:] = _nan_bits(q_dtype)
         out, lse = self.attend(layer, batch, q, q_dtype, **options)
         expected_out, expected_lse = self.expect(layer, work, q[:num_tokens], q_dtype, **options)
-        assert_close(out[:num_tokens], expected_out, q_dtype)
+        assert_close(out[:num_tokens], expected_out, q_dtype, has_rounded_weights=self.device != "host")
         assert_close(lse[:num_tokens], expected_lse, "float32")
         if num_padded:
             assert (out[num_tokens:] == 0).all()
@@ -197,13 +197,18 @@ def _nan_bits(dtype):
             "float8_e4m3": np.uint8(0xFF), "float8_e5m2": np.uint8(0xFF), "int8": np.int8(127)}[dtype]
 
 
-def assert_close(actual, expected, dtype):
-    """Within the rounding of the result to dtype and of float32 sums over a few hundred products."""
+def assert_close(actual, expected, dtype, has_rounded_weights=False):
+    """Within the rounding of the result to dtype and of float32 sums over a few hundred products.
+
+    Tensor cores take softmax weights in the query's dtype: each product is off by up to half a unit of rounding, and the
+    sum by a few units of the size of its row."""
     with np.errstate(invalid="ignore"):
         error = np.abs(actual - expected)
     error = np.where(actual == expected, 0, error)  # equal infinities
     allowed = 1.01 * dtypes.EPSILON[dtype] * np.abs(expected) + 2e-5 * (1 + np.abs(np.where(np.isinf(expected), 0,
                                                                                             expected)))
+    if has_rounded_weights and expected.size:
+        allowed = allowed + 4 * dtypes.EPSILON[dtype] * np.sqrt(np.mean(expected**2, axis=-1, keepdims=True))
     worst = np.unravel_index(np.argmax(np.nan_to_num(error - allowed, nan=np.inf)), error.shape) if error.size else ()
     assert (error <= allowed).all(), (
         f"at {tuple(map(int, worst))}: {actual[worst]} instead of {expected[worst]}, off by {error[worst]:.3g} where "

@@ -8,7 +8,8 @@ blocks with one key the first is registered; the others are duplicates until it 
 
 
 class Refused(Exception):
-    """The call changes nothing. kind: "invalid", "shortage", "busy"."""
+    """The call changes nothing. kind: "invalid", "busy", "shortage" (not now), "never" (one sequence longer than the
+    pool)."""
 
     def __init__(self, kind, needed=None, available=None):
         super().__init__(kind)
@@ -197,7 +198,7 @@ class ManagerModel:
     def reserve(self, seq, num_tokens):
         length = seq.length + num_tokens
         if self.count_blocks(length) > self.num_blocks:
-            raise Refused("shortage")
+            raise Refused("never")
         is_copied = num_tokens > 0 and seq.length % self.block_size and self.partial(seq).holders > 1
         needed = self.count_blocks(length) + bool(is_copied) - len(seq.table)
         if needed > self.num_available():
@@ -216,7 +217,7 @@ class ManagerModel:
             seq = part.seq
             new_length = part.length + len(part.tokens)
             if self.count_blocks(new_length) > self.num_blocks:
-                raise Refused("shortage")
+                raise Refused("never")
             fresh = self.count_blocks(new_length) - part.num_blocks
             if part.tokens and part.length % self.block_size:
                 block = self.partial(seq)

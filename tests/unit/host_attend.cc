@@ -107,8 +107,8 @@ TEST_CASE("host attend: every head dim") {
       shape.head_dim = dim;
       shape.v_head_dim = 264 - dim;
       shape.group = 5;
-      shape.seq_lens = {37, 65};
-      shape.query_lens = {1, 3};
+      shape.seq_lens = std::vector<int32_t>{37, 65};
+      shape.query_lens = std::vector<int32_t>{1, 3};
       INFO(describe(shape));
       Case step(shape, kSeed);
       std::vector<float> expected, results;
