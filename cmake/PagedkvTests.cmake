@@ -35,6 +35,20 @@ foreach(source IN LISTS unit_sources)
   set_tests_properties(unit.${name} PROPERTIES FAIL_REGULAR_EXPRESSION "test cases: +0 ")  # a wrong file name
 endforeach()
 
+# example.quickstart_c, example.quickstart_cpp: they end well and print what they should.
+set(example_output_c "request 1: *96 of 100 prompt tokens are cached")
+set(example_output_cpp "101 and 101 tokens in 8 blocks, 1 of them copied")
+foreach(language IN ITEMS c cpp)
+  set(name example_quickstart_${language})
+  add_executable(${name} "${PROJECT_SOURCE_DIR}/examples/quickstart.${language}")
+  target_compile_options(${name} PRIVATE ${strict_options})
+  target_link_libraries(${name} PRIVATE pagedkv m)
+  set_target_properties(${name} PROPERTIES C_EXTENSIONS OFF)
+  add_test(NAME example.quickstart_${language}
+           COMMAND sh -c [=[out=$("$0") && echo "$out" && echo "$out" | grep -q "$1"]=]
+                   $<TARGET_FILE:${name}> "${example_output_${language}}")
+endforeach()
+
 # fuzz.cache: the fuzz target with a main function of its own, on random bytes for some seconds. With clang and
 # PAGEDKV_SANITIZE=address,undefined,fuzzer-no-link it becomes a program of libFuzzer, which ctest does not run.
 add_executable(fuzz_cache "${PROJECT_SOURCE_DIR}/tests/fuzz/fuzz_cache.cc" "${PROJECT_SOURCE_DIR}/tests/fuzz/model.cc")

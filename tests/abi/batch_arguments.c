@@ -91,8 +91,10 @@ static void test_prepare(void) {
   CHECK_PREPARE(sequences, long_counts, 2, NULL, 0, NULL, PKV_NEVER_FITS, "sequences[1]");
   CHECK_EQUAL(get_shortage().index, 1);
   CHECK_PREPARE(sequences, never_counts, 2, NULL, 0, NULL, PKV_NEVER_FITS, "sequences[0]");
-  CHECK_PREPARE(sequences, short_counts, 2, NULL, 0, NULL, PKV_NEVER_FITS, "sequences[1]");
-  CHECK_EQUAL(get_shortage().needed, 5 + 5);
+  /* Each would fit alone. */
+  CHECK_PREPARE(sequences, short_counts, 2, NULL, 0, NULL, PKV_OUT_OF_BLOCKS, "sequences[1]");
+  CHECK_EQUAL(get_shortage().needed, 4 + 4);
+  CHECK_EQUAL(get_shortage().available, NUM_BLOCKS - 2);
 
   pkv_prepare_options options = make_prepare_options();
 #define CHECK_PREPARE_OPTION(member, value, word)                                                \

@@ -44,6 +44,8 @@ static void test_pool(void) {
   CHECK_INVALID(pkv_pool_resize(NULL, 5), "pool is NULL");
   CHECK_INVALID(pkv_pool_copy_blocks(NULL, &block, &block, 1, NULL), "pool is NULL");
   CHECK_INVALID(pkv_pool_get_stats(NULL, &stats), "pool is NULL");
+  CHECK_EQUAL(pkv_pool_num_blocks(NULL), 0);
+  CHECK_EQUAL(pkv_pool_num_free(NULL), 0);
   CHECK_OK(pkv_pool_allocate(pool, 1, &block));
   CHECK_POOL_REFUSED(pool, pkv_pool_allocate(pool, 1, NULL), PKV_INVALID_ARGUMENT, "out_blocks is NULL");
   CHECK_POOL_REFUSED(pool, pkv_pool_retain(pool, NULL, 1), PKV_INVALID_ARGUMENT, "blocks is NULL");
