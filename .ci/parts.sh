@@ -56,10 +56,13 @@ build_and_test() {
   { basename "$folder"; grep -E 'tests passed|tests failed' "$folder.out"; } | paste -s -d ' ' >"$folder.result"
 }
 
+# With assertions, and optimised as far as traces stay readable.
+debug=(-DCMAKE_BUILD_TYPE=Debug -DCMAKE_C_FLAGS_DEBUG="-g -O1" -DCMAKE_CXX_FLAGS_DEBUG="-g -O1")
+
 part_cpp_tests() {
   use_ccache
-  ASAN_OPTIONS=detect_stack_use_after_return=1 UBSAN_OPTIONS=print_stacktrace=1 \
-    build_and_test "$work/asan_ubsan" . -DPAGEDKV_CUDA=OFF -DCMAKE_BUILD_TYPE=Debug -DPAGEDKV_SANITIZE=address,undefined
+  UBSAN_OPTIONS=print_stacktrace=1 \
+    build_and_test "$work/asan_ubsan" . -DPAGEDKV_CUDA=OFF -DPAGEDKV_SANITIZE=address,undefined "${debug[@]}"
 }
 
 part_thread_tests() {
@@ -67,8 +70,7 @@ part_thread_tests() {
   # With much address randomisation the sanitizer of older compilers does not start.
   local run_prefix=""
   if setarch -R true 2>/dev/null; then run_prefix="setarch -R"; fi
-  build_and_test "$work/tsan" 'pool|thread|log|status' -DPAGEDKV_CUDA=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo \
-    -DPAGEDKV_SANITIZE=thread
+  build_and_test "$work/tsan" 'pool|thread|status' -DPAGEDKV_CUDA=OFF -DPAGEDKV_SANITIZE=thread "${debug[@]}"
 }
 
 # All CUDA sources, for the few architectures of a build without a GPU, with the machine's nvcc, or else the one from PyPI.
