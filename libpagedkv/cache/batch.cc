@@ -220,6 +220,7 @@ void Batch::fill_tables(int64_t num_sequences, int64_t num_tokens) {
   const int64_t num_items = static_cast<int64_t>(step_.items.size());
   int64_t token = 0;
   max_seq_len_ = 0;
+  total_seq_len_ = 0;
   num_columns_ = 0;
   cu_seqlens_q_[0] = 0;
   for (int64_t i = 0; i < num_items; ++i) {
@@ -240,6 +241,7 @@ void Batch::fill_tables(int64_t num_sequences, int64_t num_tokens) {
     seq_lens_[i] = static_cast<int32_t>(length);
     cu_seqlens_q_[i + 1] = static_cast<int32_t>(token);
     max_seq_len_ = std::max(max_seq_len_, length);
+    total_seq_len_ += length;
     max_query_len_ = std::max(max_query_len_, item.count);
     num_columns_ = std::max<int64_t>(num_columns_, rows_[i].num_used);
   }
@@ -295,6 +297,7 @@ StepTables Batch::host_tables() const {
   tables.positions = positions_.data();
   tables.max_query_len = max_query_len_;
   tables.max_seq_len = max_seq_len_;
+  tables.total_seq_len = total_seq_len_;
   return tables;
 }
 

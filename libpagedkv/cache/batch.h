@@ -82,6 +82,7 @@ class Batch {
   int64_t num_tokens_ = 0;
   int64_t max_query_len_ = 0;
   int64_t max_seq_len_ = 0;
+  int64_t total_seq_len_ = 0;
   int64_t num_columns_ = 0;  // blocks of the longest
   uint64_t generation_ = 0;
 
