@@ -71,11 +71,10 @@ __global__ void __launch_bounds__(128)
 Status launch_combine(const AttendParams &params, const AttendPlan &plan, cudaStream_t stream) {
   AttendLaunch launch = make_launch(params, plan);
   const int64_t num_rows = params.tables.num_tokens * params.num_heads;
-  const auto kernel =
-      params.dtype == PKV_FLOAT16 ? &combine_splits<__half> : &combine_splits<__nv_bfloat16>;
+  const auto kernel = params.dtype == PKV_FLOAT16 ? &combine_splits<__half> : &combine_splits<__nv_bfloat16>;
   void *arguments[] = {const_cast<AttendParams *>(&params), &launch};
-  PKV_TRY_CUDA(cudaLaunchKernel(reinterpret_cast<const void *>(kernel), dim3(static_cast<unsigned int>((num_rows + 3) / 4)),
-                                dim3(128), arguments, 0, stream));
+  PKV_TRY_CUDA(cudaLaunchKernel(reinterpret_cast<const void *>(kernel),
+                                dim3(static_cast<unsigned int>((num_rows + 3) / 4)), dim3(128), arguments, 0, stream));
   return PKV_OK;
 }
 
@@ -86,7 +85,9 @@ bool is_aligned(const void *data, int64_t token_stride, int64_t head_stride) {
 // Whether the tensor-core kernels take it.
 bool is_in_table(const AttendParams &params) {
   const PagedKv &kv = params.kv;
-  const auto has = [](const auto &list, auto value) { return std::find(std::begin(list), std::end(list), value) != std::end(list); };
+  const auto has = [](const auto &list, auto value) {
+    return std::find(std::begin(list), std::end(list), value) != std::end(list);
+  };
   return has(kQueryDtypes, params.dtype) && (kv.dtype == params.dtype || has(kWidenedDtypes, kv.dtype)) &&
          has(kHeadDims, kv.head_dim) && kv.v_head_dim == kv.head_dim &&
          is_aligned(params.q, params.q_token_stride, params.q_head_stride) &&

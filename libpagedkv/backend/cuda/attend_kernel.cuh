@@ -2,12 +2,12 @@
 //
 // Plan of attend_tile:
 //   A thread block of four warps takes kRows query rows of one (sequence, KV head): row r is token r / group, head
-//   r % group of the head's group, so that K and V are read once for all heads that share them. It walks the keys of its
-//   split in tiles of kTileKeys. The rows of a tile's K and V are found through the block table (an offset a key, looked
-//   up two tiles ahead) and copied to shared memory with cp.async, one tile ahead; what lies outside the sequence is
-//   written as zeros there, so that nothing a slot may hold can reach a product. 8-bit K and V are widened, exactly, to
-//   the query's type on the way to a tile of their own; their scales multiply scores and weights in float32.
-//   Products run on the tensor cores (m16n8k16, float32 accumulation) with the usual online softmax in base 2.
+//   r % group of the head's group, so that K and V are read once for all heads that share them. It walks the keys of
+//   its split in tiles of kTileKeys. The rows of a tile's K and V are found through the block table (an offset a key,
+//   looked up two tiles ahead) and copied to shared memory with cp.async, one tile ahead; what lies outside the
+//   sequence is written as zeros there, so that nothing a slot may hold can reach a product. 8-bit K and V are widened,
+//   exactly, to the query's type on the way to a tile of their own; their scales multiply scores and weights in
+//   float32. Products run on the tensor cores (m16n8k16, float32 accumulation) with the usual online softmax in base 2.
 //   kRows = 64: each warp has 16 rows and all keys of the tile. kRows = 16 (decode): all warps have the same rows and a
 //   quarter of the keys each; their states are merged at the end.
 //   Long sequences are cut: thread blocks in z take chunks of their keys in turn, write their normalised parts and lse,
@@ -79,14 +79,14 @@ struct AttendTraits {
 // One key of a tile, ready to be fetched.
 struct KeyPlace {
   const char *block;  // null: outside, or released
-  int32_t offset;     // in the block
+  int32_t offset;  // in the block
 };
 
 // Which rows a thread block has.
 struct RowTile {
   int32_t sequence;
-  int32_t first_row;    // in the packed rows (token, head of the group) of the sequence
-  int32_t num_rows;     // packed rows of the sequence
+  int32_t first_row;  // in the packed rows (token, head of the group) of the sequence
+  int32_t num_rows;  // packed rows of the sequence
   int32_t first_token;  // of the sequence, in the step
   int32_t query_len;
   int32_t seq_len;
@@ -210,8 +210,8 @@ __global__ void __launch_bounds__(kAttendThreads, Traits::kMinBlocks)
     attend_tile(const __grid_constant__ AttendParams p, const __grid_constant__ AttendLaunch launch) {
   using T = typename Traits::T;
   constexpr int kDim = Traits::kDim;
-  constexpr int kKeyTiles = Traits::kWarpKeys / 8;   // 8-key columns of a warp's scores
-  constexpr int kDimTiles = kDim / 8;                // 8-dim columns of its output
+  constexpr int kKeyTiles = Traits::kWarpKeys / 8;  // 8-key columns of a warp's scores
+  constexpr int kDimTiles = kDim / 8;  // 8-dim columns of its output
   constexpr int kDimSteps = kDim / 16;
 
   if (blockIdx.x == launch.num_tiles) {  // one thread block more than tiles
@@ -331,8 +331,7 @@ __global__ void __launch_bounds__(kAttendThreads, Traits::kMinBlocks)
   const float score_scale = p.scale * static_key_scale;
   const float score_scale_log2 = score_scale * kLog2E;
 
-  const bool is_plain =
-      p.softcap <= 0.0f && p.alibi_slopes == nullptr && p.window <= 0 && !is_tree && !has_key_scales;
+  const bool is_plain = p.softcap <= 0.0f && p.alibi_slopes == nullptr && p.window <= 0 && !is_tree && !has_key_scales;
   const int32_t lowest_position = first_position + rows.first_row / group;  // of any query of the tile
 
   float out[kDimTiles][4] = {};
@@ -398,34 +397,34 @@ __global__ void __launch_bounds__(kAttendThreads, Traits::kMinBlocks)
       }
     } else {
 #pragma unroll
-    for (int column = 0; column < kKeyTiles; ++column) {
+      for (int column = 0; column < kKeyTiles; ++column) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int row = i / 2;
-        const int in_tile = warp_key + column * 8 + (lane % 4) * 2 + i % 2;
-        const int32_t key = first_key + in_tile;
-        float score = scores[column][i];
-        if (has_key_scales) score *= key_scales[ring][in_tile];
-        if (p.softcap > 0.0f) {
-          score = p.softcap * tanhf(score * score_scale / p.softcap) * kLog2E;
-        } else {
-          score *= score_scale_log2;
-        }
-        if (p.alibi_slopes != nullptr) score += slope[row] * static_cast<float>(key - query_position[row]);
-        bool is_seen = places[ring][in_tile].block != nullptr && packed_row[row] < rows.num_rows;
-        if (is_tree) {
-          const int32_t new_index = key - first_position;
-          if (is_seen && new_index >= 0) {
-            is_seen = p.tree_mask[(rows.first_token + query_index[row]) * p.tree_mask_stride + new_index] != 0;
+        for (int i = 0; i < 4; ++i) {
+          const int row = i / 2;
+          const int in_tile = warp_key + column * 8 + (lane % 4) * 2 + i % 2;
+          const int32_t key = first_key + in_tile;
+          float score = scores[column][i];
+          if (has_key_scales) score *= key_scales[ring][in_tile];
+          if (p.softcap > 0.0f) {
+            score = p.softcap * tanhf(score * score_scale / p.softcap) * kLog2E;
+          } else {
+            score *= score_scale_log2;
           }
-        } else if (p.is_causal) {
-          is_seen = is_seen && key <= query_position[row];
+          if (p.alibi_slopes != nullptr) score += slope[row] * static_cast<float>(key - query_position[row]);
+          bool is_seen = places[ring][in_tile].block != nullptr && packed_row[row] < rows.num_rows;
+          if (is_tree) {
+            const int32_t new_index = key - first_position;
+            if (is_seen && new_index >= 0) {
+              is_seen = p.tree_mask[(rows.first_token + query_index[row]) * p.tree_mask_stride + new_index] != 0;
+            }
+          } else if (p.is_causal) {
+            is_seen = is_seen && key <= query_position[row];
+          }
+          if (p.window > 0) is_seen = is_seen && key > query_position[row] - p.window;
+          scores[column][i] = is_seen ? score : -INFINITY;
+          tile_largest[row] = fmaxf(tile_largest[row], scores[column][i]);
         }
-        if (p.window > 0) is_seen = is_seen && key > query_position[row] - p.window;
-        scores[column][i] = is_seen ? score : -INFINITY;
-        tile_largest[row] = fmaxf(tile_largest[row], scores[column][i]);
       }
-    }
     }
     float shrink[2], safe_largest[2];
 #pragma unroll
@@ -465,8 +464,8 @@ __global__ void __launch_bounds__(kAttendThreads, Traits::kMinBlocks)
 #pragma unroll
       for (int pair = 0; pair < kDimTiles / 2; ++pair) {
         uint32_t value_fragment[4];
-        load_matrices_transposed(value_fragment, values + (warp_key + step * 16 + value_key) * Traits::kRowStride +
-                                                     pair * 16 + value_dim);
+        load_matrices_transposed(
+            value_fragment, values + (warp_key + step * 16 + value_key) * Traits::kRowStride + pair * 16 + value_dim);
         multiply_add<T>(out[2 * pair], weights[step], value_fragment[0], value_fragment[1]);
         multiply_add<T>(out[2 * pair + 1], weights[step], value_fragment[2], value_fragment[3]);
       }
@@ -567,7 +566,8 @@ __global__ void __launch_bounds__(kAttendThreads, Traits::kMinBlocks)
         float first = 0.0f, second = 0.0f;
 #pragma unroll
         for (int w = 0; w < kWarps; ++w) {
-          const float2 part = *reinterpret_cast<const float2 *>(merged_out + (w * Traits::kRows + tile_row) * kDim + dim);
+          const float2 part =
+              *reinterpret_cast<const float2 *>(merged_out + (w * Traits::kRows + tile_row) * kDim + dim);
           first += shares[w] * part.x;
           second += shares[w] * part.y;
         }
