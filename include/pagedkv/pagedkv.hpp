@@ -132,8 +132,8 @@ class Pool {
     return block;
   }
   std::vector<int32_t> allocate(int64_t count) {
-    const pkv_pool_stats now = stats();  // no room for a count that cannot be had
-    std::vector<int32_t> blocks(count > 0 && count <= now.num_blocks ? static_cast<size_t>(count) : 1);
+    // No room for a count that cannot be had.
+    std::vector<int32_t> blocks(count > 0 && count <= num_blocks() ? static_cast<size_t>(count) : 1);
     check(pkv_pool_allocate(get(), count, blocks.data()));
     blocks.resize(static_cast<size_t>(count));
     return blocks;
@@ -146,6 +146,8 @@ class Pool {
     check(pkv_pool_block_ptr(get(), block, &address));
     return address;
   }
+  int64_t num_blocks() const { return pkv_pool_num_blocks(get()); }
+  int64_t num_free() const { return pkv_pool_num_free(get()); }
   void resize(int64_t num_blocks) { check(pkv_pool_resize(get(), num_blocks)); }
   void copy_blocks(Span<int32_t> sources, Span<int32_t> destinations, pkv_stream stream = nullptr) {
     if (sources.size() != destinations.size()) throw std::invalid_argument("copy_blocks: sizes differ");
@@ -380,6 +382,12 @@ class Batch {
   Array<int32_t> indices() const { return table<int32_t>(PKV_INDICES); }
   Array<int32_t> last_block_len() const { return table<int32_t>(PKV_LAST_BLOCK_LEN); }
   Array<int64_t> block_pointers() const { return table<int64_t>(PKV_BLOCK_POINTERS); }
+  // An address on the device, valid while this batch lives and its generation stays.
+  pkv_array device_table(pkv_batch_table which) const {
+    pkv_array array{};
+    check(pkv_batch_get_device_table(get(), which, &array));
+    return array;
+  }
   pkv_batch *get() const { return batch_.get(); }
 
  private:

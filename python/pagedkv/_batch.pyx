@@ -10,6 +10,7 @@ from libc.string cimport memcpy, memset
 
 from pagedkv._arrays cimport (
     IntView, as_int32, as_int64, as_positive, as_stream, describe, release_ints, view_ints, wrap_array)
+from pagedkv._dlpack cimport DL_INT, find_device, make_capsule
 from pagedkv._errors import BusyError, InvalidArgumentError, NotFoundError
 from pagedkv._errors cimport check
 from pagedkv._sequence cimport Sequence
@@ -35,7 +36,7 @@ cdef int64_t as_padding(object value, str name) except -1:
 
 @cython.no_gc_clear
 cdef class DeviceTable:
-    """A table on the device: __cuda_array_interface__, and ptr, shape, strides (bytes) and dtype to build on.
+    """A table on the device: DLPack, __cuda_array_interface__, and ptr, shape, strides (bytes) and dtype to build on.
 
     It shows the same memory after every prepare until batch.generation changes. While it lives the batch cannot be
     closed."""
@@ -66,6 +67,16 @@ cdef class DeviceTable:
     def __cuda_array_interface__(self):
         return {"shape": self.shape, "typestr": "<i4" if self.dtype == "int32" else "<i8", "data": (self.ptr, True),
                 "strides": self.strides, "version": 3}
+
+    def __dlpack_device__(self):
+        return find_device(self.device)
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        cdef int item_bytes = 4 if self.dtype == "int32" else 8
+        options = {"max_version": max_version, "dl_device": dl_device, "copy": copy}
+        return make_capsule(self, <void *> <uintptr_t> self.ptr, self.device, self.shape,
+                            tuple([stride // item_bytes for stride in self.strides]), DL_INT, 8 * item_bytes, True,
+                            options)
 
     def __reduce__(self):
         raise TypeError("tables of a device cannot be pickled or copied")

@@ -122,10 +122,13 @@ static void test_prepare(void) {
   for (int64_t i = 0; i < COUNT(wrong_tables); ++i) {
     CHECK_REFUSED(cache, pkv_batch_get_table(batch, (pkv_batch_table)wrong_tables[i], &array), PKV_INVALID_ARGUMENT,
                   "table is");
+    CHECK_REFUSED(cache, pkv_batch_get_device_table(batch, (pkv_batch_table)wrong_tables[i], &array),
+                  PKV_INVALID_ARGUMENT, "table is");
   }
   const pkv_batch_table absent[] = {PKV_INDPTR, PKV_INDICES, PKV_LAST_BLOCK_LEN, PKV_BLOCK_POINTERS};
   for (int64_t i = 0; i < COUNT(absent); ++i) {
     CHECK_REFUSED(cache, pkv_batch_get_table(batch, absent[i], &array), PKV_UNSUPPORTED, "without the format");
+    CHECK_REFUSED(cache, pkv_batch_get_device_table(batch, absent[i], &array), PKV_UNSUPPORTED, "without the format");
   }
   CHECK_OK(pkv_batch_discard(batch));
   CHECK_REFUSED(cache, pkv_batch_discard(batch), PKV_INVALID_ARGUMENT, "no prepared step");

@@ -187,6 +187,8 @@ static void test_batch(void) {
   info.struct_size = sizeof info;
   CHECK_INVALID(pkv_batch_get_table(NULL, PKV_SEQ_LENS, &array), "batch is NULL");
   CHECK_INVALID(pkv_batch_get_table(batch, PKV_SEQ_LENS, NULL), "out is NULL");
+  CHECK_INVALID(pkv_batch_get_device_table(NULL, PKV_SEQ_LENS, &array), "batch is NULL");
+  CHECK_INVALID(pkv_batch_get_device_table(batch, PKV_SEQ_LENS, NULL), "out is NULL");
   CHECK_INVALID(pkv_batch_get_info(NULL, &info), "batch is NULL");
   CHECK_INVALID(pkv_batch_get_info(batch, NULL), "out is NULL");
   CHECK_OK(pkv_cache_check(cache));

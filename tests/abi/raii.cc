@@ -62,7 +62,7 @@ void test_pool() {
   }
   pool.resize(8);
   Pool moved = std::move(pool);
-  CHECK(moved.stats().num_free == 8);
+  CHECK(moved.num_free() == 8 && moved.num_blocks() == 8 && moved.stats().num_free == 8);
   pool = Pool(256, 1, "host");
   CHECK(pool.stats().num_blocks == 1);
   CHECK(status_of([] { Pool(0, 1, "host"); }) == PKV_INVALID_ARGUMENT);
@@ -123,6 +123,7 @@ void test_batch_and_kernels() {
     CHECK(batch.info().num_tokens == 5);
     CHECK(batch.block_table()(1, 0) == 1 && batch.seq_lens()[1] == 2 && batch.cu_seqlens_q()[2] == 5);
     CHECK(batch.slot_mapping()[4] == 5 && batch.positions()[4] == 1 && batch.block_pointers().size() == 8);
+    CHECK(batch.device_table(PKV_SEQ_LENS).data == batch.seq_lens().data());
     CHECK(batch.indptr()[2] == 2 && batch.indices()[1] == 1 && batch.last_block_len()[0] == 3);
     // One key and value for all: attention gives the value back.
     std::vector<float> rows(5 * 2 * 8, 0.5f), out(rows.size(), 0.0f), lse(5 * 2, 0.0f);
