@@ -92,6 +92,6 @@ part_readme() {
 part_builds() {
   python3 -m venv "$work/pytest"
   "$work/pytest/bin/pip" install -q pytest
-  "$work/pytest/bin/python" -m pytest -m build tests/build --durations=5 | tee "$work/builds.out"
+  "$work/pytest/bin/python" -m pytest -m build --confcutdir=tests/build tests/build --durations=5 | tee "$work/builds.out"
   tail -n 1 "$work/builds.out" >"$work/builds.result"
 }
