@@ -3,6 +3,7 @@
 
 # The same objects are built several times over, in different folders; the build uses ccache by itself.
 export CCACHE_DIR=${CCACHE_DIR:-$work/ccache} CCACHE_BASEDIR=/ CCACHE_NOHASHDIR=1
+export CCACHE_COMPILERCHECK=content  # an nvcc of wheels is installed anew for each build
 export CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}
 
 part_setup() {

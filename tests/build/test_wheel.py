@@ -1,7 +1,7 @@
 """Wheels: host only, and with nvcc from PyPI on a machine that has none."""
 
 import os
-import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -84,10 +84,13 @@ def test_clients_of_the_wheel(python, tmp_path):
 
 
 def test_nvcc_from_pypi(tmp_path):
-    """One architecture, by nvcc of the wheels, whatever the machine has; without a device the package works too."""
-    wheel = build_wheel(tmp_path, PAGEDKV_CUDA="on", PAGEDKV_NVCC="wheel", CUDAARCHS="90a-real")
-    compiler = next((tmp_path / "build" / "CMakeFiles").glob("*/CMakeCUDACompiler.cmake")).read_text()
-    assert re.search(r'set\(CMAKE_CUDA_COMPILER ".*/site-packages/nvidia/cu13/bin/nvcc"\)', compiler)
+    """By nvcc of the wheels, whatever the machine has; without a device the package works too."""
+    # Where the machine has an nvcc, this is the one build with another: for one architecture then. Else the compiler
+    # cache knows the objects from the other builds.
+    architectures = {"CUDAARCHS": "90a-real"} if shutil.which("nvcc") else {}
+    wheel = build_wheel(tmp_path, PAGEDKV_CUDA="on", PAGEDKV_NVCC="wheel", **architectures)
+    toolkit = os.readlink(tmp_path / "build" / "nvcc_toolkit")
+    assert toolkit.endswith("site-packages/nvidia/cu13")
     python = install(wheel, tmp_path / "venv")
     run(python, "-I", "-c", PROGRAM)
     report = run(python, "-I", "-c", "import pagedkv; print(pagedkv.cuda_info())")
