@@ -1,9 +1,11 @@
-# ctest entries: abi.NAME for each tests/abi/NAME.c and .cc (linked to the shared library, as a client is), unit.NAME for each
-# tests/unit/NAME.cc (linked to the objects, so that they reach what is not exported);
-# tests/unit/cuda*.cc with CUDA only.
+# ctest entries:
+#   abi.NAME for each tests/abi/NAME.c and .cc, linked to the shared library, as a client is
+#   unit.NAME for each tests/unit/NAME.cc, linked to the objects, so that they reach what is not exported;
+#     cuda*.cc with CUDA only
 set(strict_options -Wall -Wextra -pedantic -Werror)
 
-file(GLOB abi_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/abi/*.c" "${PROJECT_SOURCE_DIR}/tests/abi/*.cc")
+file(GLOB abi_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/abi/*.c"
+     "${PROJECT_SOURCE_DIR}/tests/abi/*.cc")
 foreach(source IN LISTS abi_sources)
   get_filename_component(name "${source}" NAME_WE)
   add_executable(abi_${name} "${source}")
@@ -32,3 +34,29 @@ foreach(source IN LISTS unit_sources)
   add_test(NAME unit.${name} COMMAND unit_tests "--source-file=*/${name}.cc")
   set_tests_properties(unit.${name} PROPERTIES FAIL_REGULAR_EXPRESSION "test cases: +0 ")  # a wrong file name
 endforeach()
+
+# example.quickstart_c, example.quickstart_cpp: they end well and print what they should.
+set(example_output_c "request 1: *96 of 100 prompt tokens are cached")
+set(example_output_cpp "101 and 101 tokens in 8 blocks, 1 of them copied")
+foreach(language IN ITEMS c cpp)
+  set(name example_quickstart_${language})
+  add_executable(${name} "${PROJECT_SOURCE_DIR}/examples/quickstart.${language}")
+  target_compile_options(${name} PRIVATE ${strict_options})
+  target_link_libraries(${name} PRIVATE pagedkv m)
+  set_target_properties(${name} PROPERTIES C_EXTENSIONS OFF)
+  add_test(NAME example.quickstart_${language}
+           COMMAND sh -c [=[out=$("$0") && echo "$out" && echo "$out" | grep -q "$1"]=]
+                   $<TARGET_FILE:${name}> "${example_output_${language}}")
+endforeach()
+
+# fuzz.cache: the fuzz target with a main function of its own, on random bytes for some seconds. With clang and
+# PAGEDKV_SANITIZE=address,undefined,fuzzer-no-link it becomes a program of libFuzzer, which ctest does not run.
+add_executable(fuzz_cache "${PROJECT_SOURCE_DIR}/tests/fuzz/fuzz_cache.cc" "${PROJECT_SOURCE_DIR}/tests/fuzz/model.cc")
+target_compile_options(fuzz_cache PRIVATE -Wall -Wextra)
+target_link_libraries(fuzz_cache PRIVATE pagedkv)
+if(PAGEDKV_SANITIZE MATCHES "fuzzer-no-link")
+  target_link_options(fuzz_cache PRIVATE -fsanitize=fuzzer)
+else()
+  target_sources(fuzz_cache PRIVATE "${PROJECT_SOURCE_DIR}/tests/fuzz/main.cc")
+  add_test(NAME fuzz.cache COMMAND fuzz_cache --seed 1 --seconds 4)
+endif()

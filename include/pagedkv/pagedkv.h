@@ -207,6 +207,11 @@ PKV_API pkv_status pkv_pool_resize(pkv_pool *pool, int64_t num_blocks);
 PKV_API pkv_status pkv_pool_copy_blocks(pkv_pool *pool, const int32_t *sources, const int32_t *destinations,
                                         int64_t count, pkv_stream stream);
 
+/* Blocks in all, and free ones; 0 for NULL. */
+PKV_API int64_t pkv_pool_num_blocks(const pkv_pool *pool);
+PKV_API int64_t pkv_pool_num_free(const pkv_pool *pool);
+
+/* Counters, and the device's memory, which takes longer to find. */
 typedef struct pkv_pool_stats {
   size_t struct_size;
   int64_t num_blocks;
@@ -307,7 +312,7 @@ typedef struct pkv_cache_options {
 PKV_API pkv_status pkv_cache_create(const pkv_cache_options *options, pkv_cache **out);
 PKV_API void pkv_cache_destroy(pkv_cache *cache);
 
-/* Static scales of a layer, float32 [num_kv_heads] on the host, finite and positive. */
+/* Static scales of a layer, float32 [num_kv_heads] on the host, finite and positive; quantised dtypes only. */
 PKV_API pkv_status pkv_cache_set_kv_scales(pkv_cache *cache, int32_t layer, const float *k_scale, const float *v_scale);
 
 /* Makes n uncached blocks ready ahead of need, by evicting where there are fewer. OUT_OF_BLOCKS when fewer than n
@@ -386,8 +391,9 @@ PKV_API pkv_status pkv_sequence_reserve(pkv_cache *cache, pkv_sequence sequence,
 PKV_API pkv_status pkv_sequence_append(pkv_cache *cache, pkv_sequence sequence, const int64_t *tokens, int64_t count,
                                        pkv_stream stream);
 
-/* Settles tokens that were appended unknown or with register_blocks off, oldest first: unknown ones get their name,
- * known ones must be equal; full blocks among them become findable. */
+/* Settles the next count tokens from settled_length on: unknown ones get their name, known ones must be equal. Tokens
+ * behind them that were appended known and with register_blocks on settle with them; full blocks of settled tokens become
+ * findable. */
 PKV_API pkv_status pkv_sequence_commit(pkv_cache *cache, pkv_sequence sequence, const int64_t *tokens, int64_t count);
 
 /* Keeps the first length tokens; blocks wholly beyond them are released (registered ones stay cached), reserved ones
@@ -457,8 +463,8 @@ typedef struct pkv_prepare_options {
  * The one call of a step: appends counts[i] tokens (>= 0) to sequences[i], for all of them or none, and fills the
  * tables. tokens: flat in the order of the sequences, [num_tokens] with num_tokens the sum of counts; -1 is a token not
  * known yet; NULL with num_tokens 0 means that none is known. Copies on write are queued on the stream. OUT_OF_BLOCKS
- * and NEVER_FITS name the first sequence that does not fit (pkv_last_shortage). A sequence twice is refused. options
- * may be NULL.
+ * names the first sequence that does not fit beside those before it, NEVER_FITS one that alone is too long for the pool
+ * (pkv_last_shortage). A sequence twice is refused. options may be NULL.
  */
 PKV_API pkv_status pkv_batch_prepare(pkv_batch *batch, const pkv_sequence *sequences, const int64_t *counts,
                                      int64_t num_sequences, const int64_t *tokens, int64_t num_tokens,
@@ -484,6 +490,10 @@ typedef enum pkv_batch_table {
 /* A table of the last prepare, on the host; release it with pkv_array_release. Its memory is refilled by the next
  * prepare. UNSUPPORTED for a format that the batch was not created with. */
 PKV_API pkv_status pkv_batch_get_table(const pkv_batch *batch, pkv_batch_table table, pkv_array *out);
+
+/* The same table on the device of the cache: data is an address there, valid while the batch lives and its generation
+ * stays; owner is NULL. The upload was queued on the stream of the last prepare. On the host it is the table itself. */
+PKV_API pkv_status pkv_batch_get_device_table(const pkv_batch *batch, pkv_batch_table table, pkv_array *out);
 
 typedef struct pkv_batch_info {
   size_t struct_size;

@@ -38,7 +38,8 @@ pkv_status pkv_attend(pkv_cache *cache, int32_t layer, const pkv_batch *batch, c
     PKV_TRY(check_pointer("out", out));
     pkv_attend_options given = {};
     if (options != nullptr) PKV_TRY(read_struct("options", options, &given));
-    return attend(cache->cache->backend(), cache->cache->describe_kv(layer), batch->batch->tables(), *q, *out, given);
+    return attend(cache->cache->backend(), cache->cache->describe_kv(layer), batch->batch->tables(),
+                  batch->batch->workspace(), *q, *out, given);
   });
 }
 

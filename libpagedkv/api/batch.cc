@@ -64,6 +64,14 @@ pkv_status pkv_batch_get_table(const pkv_batch *batch, pkv_batch_table table, pk
   });
 }
 
+pkv_status pkv_batch_get_device_table(const pkv_batch *batch, pkv_batch_table table, pkv_array *out) {
+  return guarded([&]() -> Status {
+    PKV_TRY(check_batch(batch));
+    PKV_TRY(check_pointer("out", out));
+    return batch->batch->get_device_table(table, out);
+  });
+}
+
 pkv_status pkv_batch_get_info(const pkv_batch *batch, pkv_batch_info *out) {
   return guarded([&]() -> Status {
     PKV_TRY(check_batch(batch));

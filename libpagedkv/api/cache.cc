@@ -26,6 +26,10 @@ Status read_layout(const pkv_layout *layout, Layout *out) {
   PKV_TRY(check_struct("layout->groups", given.groups));
   // The caller's elements may be of another size than ours.
   const size_t stride = given.groups[0].struct_size;
+  if (stride % alignof(pkv_layer_group) != 0) {
+    return fail(PKV_INVALID_ARGUMENT, "layout->groups->struct_size is %zu, not a multiple of %zu", stride,
+                alignof(pkv_layer_group));
+  }
   std::vector<pkv_layer_group> groups(static_cast<size_t>(given.num_groups));
   for (size_t i = 0; i < groups.size(); ++i) {
     const char *element = reinterpret_cast<const char *>(given.groups) + i * stride;
@@ -36,10 +40,10 @@ Status read_layout(const pkv_layout *layout, Layout *out) {
 }
 
 Status check_eviction(pkv_eviction eviction) {
+  static const char *const names[] = {"lru", "lfu", "priority", "fifo", "slru", "s3fifo"};
   if (eviction == PKV_EVICTION_LRU) return PKV_OK;
   if (eviction > PKV_EVICTION_LRU && eviction <= PKV_EVICTION_S3FIFO) {
-    return fail(PKV_UNSUPPORTED, "eviction is %d: this version evicts by lru (%d) only", static_cast<int>(eviction),
-                static_cast<int>(PKV_EVICTION_LRU));
+    return fail(PKV_UNSUPPORTED, "eviction \"%s\" is not available in this version; \"lru\" is", names[eviction]);
   }
   return fail(PKV_INVALID_ARGUMENT, "eviction is %d, unknown", static_cast<int>(eviction));
 }

@@ -76,6 +76,10 @@ pkv_status pkv_pool_copy_blocks(pkv_pool *pool, const int32_t *sources, const in
   });
 }
 
+int64_t pkv_pool_num_blocks(const pkv_pool *pool) { return pool == nullptr ? 0 : pool->pool->num_blocks(); }
+
+int64_t pkv_pool_num_free(const pkv_pool *pool) { return pool == nullptr ? 0 : pool->pool->num_free(); }
+
 pkv_status pkv_pool_get_stats(const pkv_pool *pool, pkv_pool_stats *out) {
   return guarded([&]() -> Status {
     PKV_TRY(check_pool(pool));

@@ -119,8 +119,8 @@ Status check_toggle(const char *name, pkv_toggle toggle) {
 
 }  // namespace
 
-Status write_kv(Backend *backend, const PagedKv &kv, const StepTables &tables, const pkv_tensor &k,
-                const pkv_tensor &v, pkv_stream stream) {
+Status write_kv(Backend *backend, const PagedKv &kv, const StepTables &tables, const pkv_tensor &k, const pkv_tensor &v,
+                pkv_stream stream) {
   Rows k_rows, v_rows;
   PKV_TRY(check_tensor("k", k, {tables.num_tokens, kv.num_kv_heads, kv.head_dim}, &k_rows));
   PKV_TRY(check_tensor("v", v, {tables.num_tokens, kv.num_kv_heads, kv.v_head_dim}, &v_rows));
@@ -144,7 +144,7 @@ Status write_kv(Backend *backend, const PagedKv &kv, const StepTables &tables, c
   return backend->write_kv(params, stream);
 }
 
-Status attend(Backend *backend, const PagedKv &kv, const StepTables &tables, const pkv_tensor &q,
+Status attend(Backend *backend, const PagedKv &kv, const StepTables &tables, void *workspace, const pkv_tensor &q,
               const pkv_tensor &out, const pkv_attend_options &options) {
   Rows q_rows, out_rows;
   PKV_TRY(check_tensor("q", q, {tables.num_tokens, -1, kv.head_dim}, &q_rows));
@@ -190,6 +190,7 @@ Status attend(Backend *backend, const PagedKv &kv, const StepTables &tables, con
   params.is_causal = options.causal != PKV_OFF;
   params.window = options.window;
   params.softcap = options.softcap;
+  params.workspace = workspace;
   return backend->attend(params, options.stream);
 }
 

@@ -5,6 +5,8 @@
 // stream queues work and does not wait; on the host it is done at return. Arguments are checked by the floors above.
 #pragma once
 
+#include <memory>
+
 #include "backend/params.h"
 #include "base/status.h"
 
@@ -26,6 +28,17 @@ struct DeviceInfo {
   int32_t num_processors;
 };
 
+// Carries the tables of a batch to the device through a ring of pinned staging memory. A slot of the ring is written
+// again only after the device has read it. One thread at a time.
+class TableUploader {
+ public:
+  virtual ~TableUploader() = default;
+  // The next slot, `bytes` as at creation; waits while all slots are in use.
+  virtual Status acquire(char **out_staging) = 0;
+  // Queues the upload of what was written into the acquired slot.
+  virtual Status submit(const UploadTablesParams &params, pkv_stream stream) = 0;
+};
+
 class Backend {
  public:
   virtual const char *device() const = 0;  // "host", "cuda:0"
@@ -40,6 +53,15 @@ class Backend {
 
   // Small constants (scales) that kernels read: from the host to the device, done at return.
   virtual Status upload(void *destination, const void *source, uint64_t bytes) = 0;
+  // Every byte becomes `value`; done at return.
+  virtual Status fill(void *destination, uint8_t value, uint64_t bytes) = 0;
+
+  // Devices with memory of their own: an uploader whose slots have `bytes`. Not called where is_host().
+  virtual Status create_table_uploader(uint64_t bytes, std::unique_ptr<TableUploader> *out) = 0;
+  // INVALID_ARGUMENT if the stream is capturing a graph: what prepare does must not be recorded.
+  virtual Status check_not_capturing(pkv_stream stream) = 0;
+  // Device memory that a batch keeps for attend; 0 where none is needed.
+  virtual uint64_t attend_workspace_bytes(int32_t head_dim) = 0;
 
   virtual Status copy_blocks(const CopyBlocksParams &params, pkv_stream stream) = 0;
   virtual Status write_kv(const WriteKvParams &params, pkv_stream stream) = 0;

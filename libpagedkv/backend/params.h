@@ -41,6 +41,19 @@ struct StepTables {
   const int64_t *positions;    // [num_tokens]
   int64_t max_query_len;
   int64_t max_seq_len;
+  int64_t total_seq_len;       // sum of seq_lens
+};
+
+// One prepared step on its way to the device: the sources lie in pinned memory that the device reads, the destinations
+// are the tables of a batch. Changed entries of the block table travel as (index, value).
+struct UploadTablesParams {
+  int64_t num_sequences, num_tokens, num_changes;
+  const int32_t *seq_lens, *cu_seqlens_q;       // [num_sequences], [num_sequences + 1]
+  const int64_t *slot_mapping, *positions;      // [num_tokens]
+  const int64_t *change_indices;                // [num_changes]
+  const int32_t *change_values;                 // [num_changes]
+  int32_t *to_seq_lens, *to_cu_seqlens_q, *to_block_table;
+  int64_t *to_slot_mapping, *to_positions;
 };
 
 struct WriteKvParams {
@@ -70,16 +83,22 @@ struct AttendParams {
   float softcap;                // 0: none
   const float *sinks;           // [num_heads] or null
   const float *alibi_slopes;    // [num_heads] or null
+  // [num_tokens, tree_mask_stride] or null: whether a token sees the j-th new token of its sequence (in place of causal
+  // order among the new tokens; all earlier tokens are seen).
+  const uint8_t *tree_mask;
+  int64_t tree_mask_stride;
+  bool is_invariant;            // the result of a sequence must not depend on the rest of the batch
+  void *workspace;              // of the batch, on the device: Backend::attend_workspace_bytes
 };
 
-// Copies of whole blocks as if at once: no destination is also a source unless the pair copies a block to itself.
-// (Chains are ordered or staged by the caller.)
+// Copies of whole blocks as if at once: every source is read before any destination is written.
 struct CopyBlocksParams {
   void *base;
   uint64_t block_bytes;
   const int32_t *sources;       // [count], on the host
   const int32_t *destinations;  // [count], on the host, each at most once
   int64_t count;
+  bool is_disjoint;             // no destination is also a source
 };
 
 // out and lse may alias the inputs of either side.

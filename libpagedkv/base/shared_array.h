@@ -51,7 +51,8 @@ class SharedArray {
   }
   ~SharedArray() { release_array(header_); }
 
-  T *data() const { return reinterpret_cast<T *>(reinterpret_cast<char *>(header_) + kArrayHeaderBytes); }
+  // Never null, not even without elements: copies of nothing take it.
+  T *data() const { return reinterpret_cast<T *>(reinterpret_cast<uintptr_t>(header_) + kArrayHeaderBytes); }
   T &operator[](int64_t i) const { return data()[i]; }
   int64_t size() const { return size_; }
   bool is_shared() const { return header_ != nullptr && header_->references.load(std::memory_order_acquire) > 1; }

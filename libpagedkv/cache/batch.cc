@@ -33,7 +33,12 @@ Status Batch::create(std::shared_ptr<Cache> cache, const BatchOptions &options, 
     return fail(PKV_INVALID_ARGUMENT, "num_heads is %d, not a multiple of num_kv_heads, %d", options.num_heads,
                 num_kv_heads);
   }
-  out->reset(new Batch(std::move(cache), options));
+  std::shared_ptr<Batch> batch(new Batch(std::move(cache), options));
+  if (options.max_sequence_length > 0) {
+    PKV_TRY(batch->ensure_tables(options.max_sequences, divide_up(options.max_sequence_length, batch->block_size_), 0));
+  }
+  if (!batch->cache_->backend()->is_host()) PKV_TRY(batch->create_device_tables());
+  *out = std::move(batch);
   return PKV_OK;
 }
 
@@ -45,16 +50,12 @@ Batch::Batch(std::shared_ptr<Cache> cache, const BatchOptions &options)
       cu_seqlens_q_(options.max_sequences + 1),
       slot_mapping_(options.max_tokens),
       positions_(options.max_tokens) {
-  if (options.max_sequence_length > 0) {
-    ensure_tables(options.max_sequences, divide_up(options.max_sequence_length, block_size_), 0);
-  }
   if ((options.formats & PKV_FORMAT_CSR) != 0) {
     indptr_ = SharedArray<int32_t>(options.max_sequences + 1);
     last_block_len_ = SharedArray<int32_t>(options.max_sequences);
+    const int64_t columns = divide_up(options.max_sequence_length, block_size_);
     int64_t num_indices = 1;
-    if (table_stride_ > 0 && !checked_multiply(options.max_sequences, table_stride_, &num_indices)) {
-      throw std::bad_alloc();
-    }
+    if (columns > 0 && !checked_multiply(options.max_sequences, columns, &num_indices)) throw std::bad_alloc();
     indices_ = SharedArray<int32_t>(num_indices);
   }
   if ((options.formats & PKV_FORMAT_POINTERS) != 0) {
@@ -66,29 +67,44 @@ Batch::Batch(std::shared_ptr<Cache> cache, const BatchOptions &options)
   }
 }
 
-// Makes room; rows keep their contents. Throws std::bad_alloc with nothing changed.
-void Batch::ensure_tables(int64_t num_rows, int64_t num_columns, int64_t num_indices) {
-  const int64_t old_rows = static_cast<int64_t>(rows_.size());
-  if (num_rows > old_rows || num_columns > table_stride_) {
-    const int64_t new_rows =
-        num_rows > old_rows ? std::min(options_.max_sequences, std::max(num_rows, 2 * old_rows)) : old_rows;
-    const int64_t new_stride = num_columns > table_stride_ ? std::max(num_columns, 2 * table_stride_) : table_stride_;
-    int64_t size = 0;
-    if (!checked_multiply(new_rows, new_stride, &size)) throw std::bad_alloc();
-    SharedArray<int32_t> table(size);
-    rows_.reserve(static_cast<size_t>(new_rows));
-    for (int64_t i = 0; i < old_rows; ++i) {
-      std::copy_n(block_table_.data() + i * table_stride_, rows_[i].num_filled, table.data() + i * new_stride);
-    }
-    rows_.resize(static_cast<size_t>(new_rows));
-    block_table_ = std::move(table);
-    table_stride_ = new_stride;
-    ++generation_;
+Status Batch::create_device_tables() {
+  const Layout &layout = cache_->layout();
+  PKV_TRY(DeviceTables::create(cache_->backend(), options_.max_sequences, options_.max_tokens, block_pointers_.size(),
+                               layout.describe_kv(0).head_dim, &device_));
+  if (block_pointers_.size() > 0) {
+    PKV_TRY(device_->upload_block_pointers(block_pointers_.data(), block_pointers_.size()));
   }
+  return table_stride_ > 0 ? device_->resize_block_table(block_table_.size()) : PKV_OK;
+}
+
+// Makes room; rows keep their contents. Throws std::bad_alloc, or fails, with nothing changed that can be seen.
+Status Batch::ensure_tables(int64_t num_rows, int64_t num_columns, int64_t num_indices) {
+  const int64_t old_rows = rows_.size();
   if (num_indices > indices_.size()) {
     indices_ = SharedArray<int32_t>(std::max(num_indices, 2 * indices_.size()));
     ++generation_;
   }
+  if (num_rows <= old_rows && num_columns <= table_stride_) return PKV_OK;
+  const int64_t new_rows =
+      num_rows > old_rows ? std::min(options_.max_sequences, std::max(num_rows, 2 * old_rows)) : old_rows;
+  const int64_t new_stride = num_columns > table_stride_ ? std::max(num_columns, 2 * table_stride_) : table_stride_;
+  int64_t size = 0;
+  if (!checked_multiply(new_rows, new_stride, &size)) throw std::bad_alloc();
+  SharedArray<int32_t> table(size);
+  SharedArray<Row> rows(new_rows);
+  if (device_ != nullptr) {
+    PKV_TRY(device_->resize_block_table(size));  // new there, so every row travels again
+  } else {
+    std::copy_n(rows_.data(), old_rows, rows.data());
+    for (int64_t i = 0; i < old_rows; ++i) {
+      std::copy_n(block_table_.data() + i * table_stride_, rows_[i].num_filled, table.data() + i * new_stride);
+    }
+  }
+  rows_ = std::move(rows);
+  block_table_ = std::move(table);
+  table_stride_ = new_stride;
+  ++generation_;
+  return PKV_OK;
 }
 
 // Checks a planned step against the bounds of this batch.
@@ -99,8 +115,9 @@ Status Batch::check_bounds(const Step &step, const PrepareOptions &options, int6
     const StepItem &item = step.items[i];
     const int64_t length = item.old_length + item.count;
     if (options_.max_sequence_length > 0 && length > options_.max_sequence_length) {
-      return fail(PKV_INVALID_ARGUMENT, "sequences[%zu] would have %" PRId64 " tokens, but max_sequence_length is %" PRId64,
-                  i, length, options_.max_sequence_length);
+      return fail(PKV_INVALID_ARGUMENT,
+                  "sequences[%zu] would have %" PRId64 " tokens, but max_sequence_length is %" PRId64, i, length,
+                  options_.max_sequence_length);
     }
     if (options.max_query_len > 0 && item.count > options.max_query_len) {
       return fail(PKV_INVALID_ARGUMENT, "counts[%zu] is %" PRId64 ", but max_query_len is %" PRId64, i, item.count,
@@ -122,8 +139,9 @@ Status Batch::prepare(const pkv_sequence *ids, const int64_t *counts, int64_t nu
   }
   if (options.pad_sequences != 0 &&
       (options.pad_sequences < num_sequences || options.pad_sequences > options_.max_sequences)) {
-    return fail(PKV_INVALID_ARGUMENT, "pad_sequences is %" PRId64 ", not in num_sequences, %" PRId64
-                ", to max_sequences, %" PRId64, options.pad_sequences, num_sequences, options_.max_sequences);
+    return fail(PKV_INVALID_ARGUMENT,
+                "pad_sequences is %" PRId64 ", not in num_sequences, %" PRId64 ", to max_sequences, %" PRId64,
+                options.pad_sequences, num_sequences, options_.max_sequences);
   }
   if (options.max_query_len < 0) {
     return fail(PKV_INVALID_ARGUMENT, "max_query_len is %" PRId64 ", negative", options.max_query_len);
@@ -131,13 +149,15 @@ Status Batch::prepare(const pkv_sequence *ids, const int64_t *counts, int64_t nu
   int64_t total = 0;
   for (int64_t i = 0; i < num_sequences; ++i) {
     if (counts[i] > options_.max_tokens || (total += std::max<int64_t>(counts[i], 0)) > options_.max_tokens) {
-      return fail(PKV_INVALID_ARGUMENT, "counts[%" PRId64 "] is %" PRId64 ": more than max_tokens, %" PRId64
-                  ", in one step", i, counts[i], options_.max_tokens);
+      return fail(PKV_INVALID_ARGUMENT,
+                  "counts[%" PRId64 "] is %" PRId64 ": more than max_tokens, %" PRId64 ", in one step", i, counts[i],
+                  options_.max_tokens);
     }
   }
   if (options.pad_tokens != 0 && (options.pad_tokens < total || options.pad_tokens > options_.max_tokens)) {
-    return fail(PKV_INVALID_ARGUMENT, "pad_tokens is %" PRId64 ", not in the new tokens, %" PRId64
-                ", to max_tokens, %" PRId64, options.pad_tokens, total, options_.max_tokens);
+    return fail(PKV_INVALID_ARGUMENT,
+                "pad_tokens is %" PRId64 ", not in the new tokens, %" PRId64 ", to max_tokens, %" PRId64,
+                options.pad_tokens, total, options_.max_tokens);
   }
 
   planned_.registers = options.registers;
@@ -147,12 +167,24 @@ Status Batch::prepare(const pkv_sequence *ids, const int64_t *counts, int64_t nu
   PKV_TRY(check_bounds(planned_, options, &num_blocks, &longest));
   const int64_t padded_sequences = std::max(options.pad_sequences, num_sequences);
   const bool has_csr = (options_.formats & PKV_FORMAT_CSR) != 0;
-  ensure_tables(padded_sequences, divide_up(longest, block_size_), has_csr ? num_blocks : 0);
+  PKV_TRY(ensure_tables(padded_sequences, divide_up(longest, block_size_), has_csr ? num_blocks : 0));
+  if (device_ != nullptr) {
+    PKV_TRY(cache_->backend()->check_not_capturing(options.stream));
+    int64_t num_old = 0;
+    for (int64_t i = 0; i < padded_sequences; ++i) num_old += rows_[i].num_used;
+    changes_.clear();
+    changes_.reserve(static_cast<size_t>(num_blocks + num_old));
+  }
 
   PKV_TRY(cache_->apply_step(tokens, &planned_));
   std::swap(step_, planned_);
   max_query_len_ = options.max_query_len;
   fill_tables(padded_sequences, std::max(options.pad_tokens, step_.num_tokens));
+  if (device_ != nullptr) {
+    if (const Status status = device_->upload(host_tables(), changes_, options.stream); status != PKV_OK) {
+      return cache_->mark_failed(status);
+    }
+  }
   is_prepared_ = true;
   return PKV_OK;
 }
@@ -163,9 +195,20 @@ void Batch::fill_row(int64_t index, const StepItem &item) {
   int32_t *entries = block_table_.data() + index * table_stride_;
   const int32_t num_used = static_cast<int32_t>(divide_up(sequence.length, block_size_));
   const bool extends = row.id == item.id && row.table_version == sequence.table_version;
-  for (int32_t i = extends ? row.num_used : 0; i < num_used; ++i) entries[i] = sequence.table[i];
-  for (int32_t i = num_used; i < row.num_used; ++i) entries[i] = kNoBlock;
+  const int32_t first = extends ? row.num_used : 0;
+  for (int32_t i = first; i < num_used; ++i) entries[i] = sequence.table[i];
+  if (device_ != nullptr) {
+    for (int32_t i = first; i < num_used; ++i) changes_.push_back({index * table_stride_ + i, entries[i]});
+  }
+  clear_entries(index, num_used, row.num_used);
   row = {item.id, sequence.table_version, num_used, std::max(row.num_filled, num_used)};
+}
+
+void Batch::clear_entries(int64_t index, int32_t first, int32_t end) {
+  for (int32_t i = first; i < end; ++i) {
+    block_table_[index * table_stride_ + i] = kNoBlock;
+    if (device_ != nullptr) changes_.push_back({index * table_stride_ + i, kNoBlock});
+  }
 }
 
 // The view is as wide as the longest sequence: columns that a row never reached before get their -1.
@@ -181,6 +224,7 @@ void Batch::fill_tables(int64_t num_sequences, int64_t num_tokens) {
   const int64_t num_items = static_cast<int64_t>(step_.items.size());
   int64_t token = 0;
   max_seq_len_ = 0;
+  total_seq_len_ = 0;
   num_columns_ = 0;
   cu_seqlens_q_[0] = 0;
   for (int64_t i = 0; i < num_items; ++i) {
@@ -201,12 +245,13 @@ void Batch::fill_tables(int64_t num_sequences, int64_t num_tokens) {
     seq_lens_[i] = static_cast<int32_t>(length);
     cu_seqlens_q_[i + 1] = static_cast<int32_t>(token);
     max_seq_len_ = std::max(max_seq_len_, length);
+    total_seq_len_ += length;
     max_query_len_ = std::max(max_query_len_, item.count);
     num_columns_ = std::max<int64_t>(num_columns_, rows_[i].num_used);
   }
   for (int64_t i = num_items; i < num_sequences; ++i) {
     Row &row = rows_[i];
-    std::fill_n(block_table_.data() + i * table_stride_, row.num_used, kNoBlock);
+    clear_entries(i, 0, row.num_used);
     row = {0, 0, 0, row.num_filled};
     seq_lens_[i] = 0;
     cu_seqlens_q_[i + 1] = static_cast<int32_t>(token);
@@ -242,7 +287,9 @@ Status Batch::check_prepared() const {
   return fail(PKV_INVALID_ARGUMENT, "the batch holds no prepared step");
 }
 
-StepTables Batch::tables() const {
+StepTables Batch::tables() const { return device_ == nullptr ? host_tables() : device_->view(host_tables()); }
+
+StepTables Batch::host_tables() const {
   StepTables tables = {};
   tables.num_sequences = num_sequences_;
   tables.num_tokens = num_tokens_;
@@ -254,6 +301,7 @@ StepTables Batch::tables() const {
   tables.positions = positions_.data();
   tables.max_query_len = max_query_len_;
   tables.max_seq_len = max_seq_len_;
+  tables.total_seq_len = total_seq_len_;
   return tables;
 }
 
@@ -279,6 +327,27 @@ void export_vector(const SharedArray<T> &array, int64_t size, pkv_array *out) {
 }
 
 }  // namespace
+
+Status Batch::get_device_table(pkv_batch_table table, pkv_array *out) const {
+  pkv_array array = {};
+  PKV_TRY(get_table(table, &array));
+  release_array(static_cast<ArrayHeader *>(array.owner));  // the batch keeps it
+  array.owner = nullptr;
+  if (device_ != nullptr) {
+    const StepTables tables = device_->view(host_tables());
+    switch (table) {
+      case PKV_BLOCK_TABLE: array.data = tables.block_table; break;
+      case PKV_SEQ_LENS: array.data = tables.seq_lens; break;
+      case PKV_CU_SEQLENS_Q: array.data = tables.cu_seqlens_q; break;
+      case PKV_SLOT_MAPPING: array.data = tables.slot_mapping; break;
+      case PKV_POSITIONS: array.data = tables.positions; break;
+      case PKV_BLOCK_POINTERS: array.data = device_->block_pointers(); break;
+      default: return fail(PKV_UNSUPPORTED, "the format csr is on the host alone in this version");
+    }
+  }
+  *out = array;
+  return PKV_OK;
+}
 
 Status Batch::get_table(pkv_batch_table table, pkv_array *out) const {
   const bool is_csr = table == PKV_INDPTR || table == PKV_INDICES || table == PKV_LAST_BLOCK_LEN;

@@ -1,8 +1,8 @@
 // A batch: one step's view of a cache, as tables at fixed addresses.
 //
 // Invariant: a row of the block table holds the used blocks of the sequence that it was last filled for, then -1 as far
-// as it was ever filled. A row of the same sequence, whose table version has not changed, is only extended: the cost of a step does
-// not grow with the length of its sequences. One mutating thread at a time, the cache's.
+// as it was ever filled. A row of the same sequence, whose table version has not changed, is only extended: the cost of
+// a step does not grow with the length of its sequences. One mutating thread at a time, the cache's.
 #pragma once
 
 #include <memory>
@@ -10,6 +10,7 @@
 
 #include "base/shared_array.h"
 #include "cache/cache.h"
+#include "cache/device_tables.h"
 
 namespace pkv {
 
@@ -39,36 +40,41 @@ class Batch {
   Status discard();
 
   Status get_table(pkv_batch_table table, pkv_array *out) const;
+  Status get_device_table(pkv_batch_table table, pkv_array *out) const;
   void get_info(pkv_batch_info *out) const;  // all but struct_size
 
   // INVALID_ARGUMENT before the first prepare.
   Status check_prepared() const;
-  StepTables tables() const;
+  StepTables tables() const;  // on the device of the cache
+  void *workspace() const { return device_ == nullptr ? nullptr : device_->workspace(); }
   pkv_stream stream() const { return step_.stream; }
   const Cache *cache() const { return cache_.get(); }
 
  private:
   struct Row {
-    pkv_sequence id = 0;
-    uint64_t table_version = 0;
-    int32_t num_used = 0;
-    int32_t num_filled = 0;  // columns that hold a block or -1
+    pkv_sequence id;
+    uint64_t table_version;
+    int32_t num_used;
+    int32_t num_filled;  // columns that hold a block or -1
   };
 
   Batch(std::shared_ptr<Cache> cache, const BatchOptions &options);
+  Status create_device_tables();
+  StepTables host_tables() const;
 
   Status check_bounds(const Step &step, const PrepareOptions &options, int64_t *out_num_blocks,
                       int64_t *out_longest) const;
-  void ensure_tables(int64_t num_rows, int64_t num_columns, int64_t num_indices);
+  Status ensure_tables(int64_t num_rows, int64_t num_columns, int64_t num_indices);
   void fill_tables(int64_t num_sequences, int64_t num_tokens);
   void fill_row(int64_t index, const StepItem &item);
+  void clear_entries(int64_t index, int32_t first, int32_t end);
   void clear_row_tail(int64_t index);
   void fill_csr(int64_t num_sequences);
 
   const std::shared_ptr<Cache> cache_;
   const BatchOptions options_;
   const int32_t block_size_;
-  Step step_;     // the last prepared one
+  Step step_;  // the last prepared one
   Step planned_;  // the one that a prepare is working on
   bool is_prepared_ = false;
 
@@ -76,20 +82,24 @@ class Batch {
   int64_t num_tokens_ = 0;
   int64_t max_query_len_ = 0;
   int64_t max_seq_len_ = 0;
+  int64_t total_seq_len_ = 0;
   int64_t num_columns_ = 0;  // blocks of the longest
   uint64_t generation_ = 0;
 
-  std::vector<Row> rows_;            // [rows of block_table_]
+  SharedArray<Row> rows_;  // [rows of block_table_]
   int64_t table_stride_ = 0;
-  SharedArray<int32_t> block_table_;   // [rows_.size(), table_stride_]
-  SharedArray<int32_t> seq_lens_;      // [max_sequences]
+  SharedArray<int32_t> block_table_;  // [rows_.size(), table_stride_]
+  SharedArray<int32_t> seq_lens_;  // [max_sequences]
   SharedArray<int32_t> cu_seqlens_q_;  // [max_sequences + 1]
   SharedArray<int64_t> slot_mapping_;  // [max_tokens]
-  SharedArray<int64_t> positions_;     // [max_tokens]
-  SharedArray<int32_t> indptr_;        // [max_sequences + 1]
-  SharedArray<int32_t> indices_;       // grows
+  SharedArray<int64_t> positions_;  // [max_tokens]
+  SharedArray<int32_t> indptr_;  // [max_sequences + 1]
+  SharedArray<int32_t> indices_;  // grows
   SharedArray<int32_t> last_block_len_;  // [max_sequences]
   SharedArray<int64_t> block_pointers_;  // [num_blocks]
+
+  std::unique_ptr<DeviceTables> device_;  // where the device has memory of its own
+  std::vector<TableChange> changes_;  // of the block table since the last upload
 };
 
 }  // namespace pkv

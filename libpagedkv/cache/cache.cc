@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/checked.h"
+#include "base/dtype.h"
 
 namespace pkv {
 
@@ -14,8 +15,8 @@ Status Cache::create(Backend *backend, const CacheOptions &options, std::shared_
   PKV_TRY(Pool::create(backend, options.pool, &pool));
   std::shared_ptr<Cache> cache(new Cache(backend, options, std::move(pool)));
   const Layout &layout = cache->layout_;
-  const std::vector<float> ones(2 * static_cast<size_t>(layout.num_layers()) *
-                                    static_cast<size_t>(layout.num_kv_heads()), 1.0f);
+  const std::vector<float> ones(
+      2 * static_cast<size_t>(layout.num_layers()) * static_cast<size_t>(layout.num_kv_heads()), 1.0f);
   PKV_TRY(backend->allocate_memory(ones.size() * sizeof(float), &cache->scales_));
   PKV_TRY(backend->upload(cache->scales_.base, ones.data(), ones.size() * sizeof(float)));
   *out = std::move(cache);
@@ -39,6 +40,12 @@ Status Cache::check_usable() const {
   return fail(PKV_DEVICE_ERROR, "the cache is unusable since an earlier device error");
 }
 
+Status Cache::mark_failed(Status status) {
+  is_failed_ = true;
+  publish();
+  return status;
+}
+
 Status Cache::check_layer(int32_t layer) const {
   if (layer >= 0 && layer < layout_.num_layers()) return PKV_OK;
   return fail(PKV_INVALID_ARGUMENT, "layer is %d, but the layout has %d layers", layer, layout_.num_layers());
@@ -58,6 +65,9 @@ Status Cache::set_kv_scales(int32_t layer, const float *k_scale, const float *v_
   const PagedKv kv = describe_kv(layer);
   if (kv.kv_scales != PKV_SCALES_STATIC) {
     return fail(PKV_INVALID_ARGUMENT, "the layout keeps scales per token and head; there are no static ones to set");
+  }
+  if (!is_quantised_dtype(kv.dtype)) {
+    return fail(PKV_INVALID_ARGUMENT, "K and V are stored as %s, which takes no scales", dtype_name(kv.dtype));
   }
   const char *names[] = {"k_scale", "v_scale"};
   const float *scales[] = {k_scale, v_scale};

@@ -8,6 +8,7 @@
 
 namespace pkv {
 
+constexpr int64_t kMaxLength = INT32_MAX;  // tokens of a sequence
 constexpr int64_t kUnknownToken = -1;
 // A known token that was appended without being registered; its own inverse on negative numbers.
 constexpr int64_t disguise_draft(int64_t token) { return -2 - token; }

@@ -23,6 +23,13 @@ Status check_count(const char *name, int64_t value) {
   return fail(PKV_INVALID_ARGUMENT, "%s is %" PRId64 ", negative", name, value);
 }
 
+// Of a prompt, before it is read: no sequence can be longer.
+Status check_prompt_length(int64_t num_tokens) {
+  PKV_TRY(check_count("num_tokens", num_tokens));
+  if (num_tokens <= kMaxLength) return PKV_OK;
+  return fail(PKV_INVALID_ARGUMENT, "num_tokens is %" PRId64 ", more than %" PRId64, num_tokens, kMaxLength);
+}
+
 }  // namespace
 
 Status Cache::find(pkv_sequence id, Sequence **out) const {
@@ -73,8 +80,7 @@ Hash128 Cache::parent_hash(const Sequence &sequence, int64_t block_index) const 
 }
 
 // Fills matched_ with the cached blocks that continue the full blocks of a sequence along tokens.
-void Cache::match_prefix(const Sequence &sequence, const int64_t *tokens, int64_t num_tokens,
-                         int64_t *out_num_blocks) {
+void Cache::match_prefix(const Sequence &sequence, const int64_t *tokens, int64_t num_tokens, int64_t *out_num_blocks) {
   matched_.clear();
   const int32_t block_size = layout_.block_size();
   const int64_t first = sequence.length / block_size;
@@ -110,7 +116,7 @@ void Cache::take_prefix(Sequence *sequence, int64_t num_blocks) {
 Status Cache::open(const int64_t *tokens, int64_t num_tokens, const pkv_open_options &options, pkv_sequence *out,
                    int64_t *out_num_cached) {
   PKV_TRY(check_usable());
-  PKV_TRY(check_count("num_tokens", num_tokens));
+  PKV_TRY(check_prompt_length(num_tokens));
   PKV_TRY(check_known_tokens(tokens, num_tokens));
   Sequence *sequence = nullptr;
   pkv_sequence id = 0;
@@ -144,7 +150,7 @@ Status Cache::rematch(pkv_sequence id, const int64_t *tokens, int64_t num_tokens
   PKV_TRY(check_usable());
   Sequence *sequence = nullptr;
   PKV_TRY(find(id, &sequence));
-  PKV_TRY(check_count("num_tokens", num_tokens));
+  PKV_TRY(check_prompt_length(num_tokens));
   PKV_TRY(check_known_tokens(tokens, num_tokens));
   const int32_t block_size = layout_.block_size();
   if (sequence->has_appended) {
@@ -224,7 +230,7 @@ Status Cache::reserve(pkv_sequence id, int64_t num_tokens) {
   if (!checked_add(sequence->length, num_tokens, &length) || divide_up(length, block_size) > num_blocks()) {
     ++refusals_;
     publish();
-    return fail_shortage(PKV_NEVER_FITS, divide_up(num_tokens, block_size), num_blocks(), 0,
+    return fail_shortage(PKV_NEVER_FITS, divide_up(std::max(length, num_tokens), block_size), num_blocks(), 0,
                          "%" PRId64 " tokens and %" PRId64 " more do not fit into %" PRId64 " blocks of %d",
                          sequence->length, num_tokens, num_blocks(), block_size);
   }
@@ -252,33 +258,35 @@ Status Cache::commit(pkv_sequence id, const int64_t *tokens, int64_t count) {
   Sequence *sequence = nullptr;
   PKV_TRY(find(id, &sequence));
   PKV_TRY(check_count("count", count));
-  PKV_TRY(check_known_tokens(tokens, count));
   const int64_t first = sequence->settled_length;
   if (count > sequence->length - first) {
     return fail(PKV_INVALID_ARGUMENT, "%" PRId64 " tokens to commit, but %" PRId64 " are not settled yet", count,
                 sequence->length - first);
   }
+  PKV_TRY(check_known_tokens(tokens, count));
   const int32_t block_size = layout_.block_size();
   for (int64_t i = 0; i < count; ++i) {
     const int64_t position = first + i;
     const int64_t entry = blocks_.tokens(sequence->table[position / block_size])[position % block_size];
     const int64_t known = entry < kUnknownToken ? disguise_draft(entry) : entry;
     if (entry != kUnknownToken && known != tokens[i]) {
-      return fail(PKV_INVALID_ARGUMENT, "tokens[%" PRId64 "] is %" PRId64 ", but position %" PRId64
-                  " was appended as %" PRId64, i, tokens[i], position, known);
+      return fail(PKV_INVALID_ARGUMENT,
+                  "tokens[%" PRId64 "] is %" PRId64 ", but position %" PRId64 " was appended as %" PRId64, i, tokens[i],
+                  position, known);
     }
   }
   for (int64_t i = 0; i < count; ++i) {
     const int64_t position = first + i;
     blocks_.tokens(sequence->table[position / block_size])[position % block_size] = tokens[i];
   }
-  settle(sequence, nullptr);
+  settle(sequence, 0, nullptr);
   finish_call(sequence);
   return PKV_OK;
 }
 
-// Moves settled_length over the known tokens behind it and gives the blocks that it completes their hash.
-void Cache::settle(Sequence *sequence, std::vector<HashedBlock> *hashed_blocks) {
+// Moves settled_length over the known tokens behind it and gives the blocks that it completes their hash. Those among
+// them that hold tokens from position `first_new` on are added to hashed_blocks, if it is given.
+void Cache::settle(Sequence *sequence, int64_t first_new, std::vector<HashedBlock> *hashed_blocks) {
   const int32_t block_size = layout_.block_size();
   int64_t position = sequence->settled_length;
   const int64_t first_full = position / block_size;
@@ -297,7 +305,7 @@ void Cache::settle(Sequence *sequence, std::vector<HashedBlock> *hashed_blocks) 
     if (blocks_.record(block).is_hashed) continue;
     const Hash128 hash = hasher_.extend(parent_hash(*sequence, i), blocks_.tokens(block));
     blocks_.set_hash(block, hash);
-    if (hashed_blocks != nullptr) hashed_blocks->push_back({block, hash});
+    if (hashed_blocks != nullptr && (i + 1) * block_size > first_new) hashed_blocks->push_back({block, hash});
   }
 }
 

@@ -2,15 +2,12 @@
 #include <algorithm>
 #include <cinttypes>
 #include <cstring>
-#include <limits>
 
 #include "base/checked.h"
 #include "cache/cache.h"
 
 namespace pkv {
 namespace {
-
-constexpr int64_t kMaxLength = std::numeric_limits<int32_t>::max();
 
 Status check_step_tokens(const int64_t *tokens, int64_t num_tokens) {
   int64_t smallest = 0;
@@ -48,15 +45,24 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
     if (!checked_add(step->num_tokens, counts[i], &step->num_tokens)) {
       return fail(PKV_INVALID_ARGUMENT, "counts[%" PRId64 "] is %" PRId64 ": the sum overflows", i, counts[i]);
     }
-    step->items[i] = {sequence, ids[i], counts[i], sequence->length, sequence->settled_length, sequence->num_blocks,
-                      sequence->has_appended, false, false, kNoBlock};
+    step->items[i] = {sequence,
+                      ids[i],
+                      counts[i],
+                      sequence->length,
+                      sequence->settled_length,
+                      sequence->num_blocks,
+                      sequence->has_appended,
+                      false,
+                      false,
+                      kNoBlock};
   }
   if (tokens != nullptr || num_tokens != 0) {
     if (num_tokens != step->num_tokens) {
       return fail(PKV_INVALID_ARGUMENT, "num_tokens is %" PRId64 ", but counts add up to %" PRId64, num_tokens,
                   step->num_tokens);
     }
-    PKV_TRY(check_step_tokens(tokens, num_tokens));
+    // More than the pool has slots are refused below, unread.
+    if (num_tokens <= num_blocks() * block_size) PKV_TRY(check_step_tokens(tokens, num_tokens));
   }
 
   // What it takes. scratch counts the holders that a block loses to copies planned before.
@@ -68,12 +74,11 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
     StepItem &item = step->items[planned];
     Sequence *sequence = item.sequence;
     int64_t new_length = 0;
-    if (!checked_add(item.old_length, item.count, &new_length) ||
-        divide_up(new_length, block_size) > num_blocks()) {
-      status = fail_shortage(PKV_NEVER_FITS, divide_up(new_length == 0 ? item.count : new_length, block_size),
-                             num_blocks(), planned,
-                             "sequences[%" PRId64 "]: %" PRId64 " tokens and %" PRId64 " more do not fit into %" PRId64
-                             " blocks of %d", planned, item.old_length, item.count, num_blocks(), block_size);
+    if (!checked_add(item.old_length, item.count, &new_length) || divide_up(new_length, block_size) > num_blocks()) {
+      status = fail_shortage(
+          PKV_NEVER_FITS, divide_up(new_length == 0 ? item.count : new_length, block_size), num_blocks(), planned,
+          "sequences[%" PRId64 "]: %" PRId64 " tokens and %" PRId64 " more do not fit into %" PRId64 " blocks of %d",
+          planned, item.old_length, item.count, num_blocks(), block_size);
       break;
     }
     if (new_length > kMaxLength) {
@@ -100,7 +105,12 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
   for (const StepItem &item : step->items) {
     if (item.copies) blocks_.record(item.copied_from).scratch = 0;
   }
-  if (status == PKV_OK && first_short >= 0) status = refuse_step(*step, needed, first_short);
+  if (status == PKV_OK && first_short >= 0) {
+    status = fail_shortage(PKV_OUT_OF_BLOCKS, needed, available, first_short,
+                           "%" PRId64 " blocks needed, %" PRId64 " available; sequences[%" PRId64
+                           "] is the first that does not fit",
+                           needed, available, first_short);
+  }
   if (status == PKV_NEVER_FITS || status == PKV_OUT_OF_BLOCKS) {
     ++refusals_;
     publish();
@@ -120,41 +130,6 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
     ensure_table(item.sequence, divide_up(item.old_length + item.count, block_size));
   }
   return PKV_OK;
-}
-
-// Tells "not now" from "never": would the sequences of this step fit if they had the pool for themselves?
-Status Cache::refuse_step(const Step &step, int64_t needed, int64_t index) {
-  const int32_t block_size = layout_.block_size();
-  int64_t alone = 0;
-  for (const StepItem &item : step.items) {
-    const int64_t length = item.old_length + item.count;
-    alone += divide_up(length, block_size);
-    for (int64_t i = 0; i < divide_up(item.old_length, block_size); ++i) {
-      if (blocks_.record(item.sequence->table[i]).scratch++ > 0) --alone;  // shared within the step
-    }
-  }
-  for (const StepItem &item : step.items) {
-    if (!item.copies) continue;
-    // Of the holders of a shared partial block that are in the step, the last to write keeps it.
-    BlockRecord &record = blocks_.record(item.copied_from);
-    if (record.scratch > 1) {
-      --record.scratch;
-      ++alone;
-    }
-  }
-  for (const StepItem &item : step.items) {
-    for (int64_t i = 0; i < divide_up(item.old_length, block_size); ++i) {
-      blocks_.record(item.sequence->table[i]).scratch = 0;
-    }
-  }
-  if (alone > num_blocks()) {
-    return fail_shortage(PKV_NEVER_FITS, alone, num_blocks(), index,
-                         "the sequences of this step take %" PRId64 " blocks, but the pool has %" PRId64
-                         "; sequences[%" PRId64 "] is the first that does not fit", alone, num_blocks(), index);
-  }
-  return fail_shortage(PKV_OUT_OF_BLOCKS, needed, blocks_.num_available(), index,
-                       "%" PRId64 " blocks needed, %" PRId64 " available; sequences[%" PRId64
-                       "] is the first that does not fit", needed, blocks_.num_available(), index);
 }
 
 Status Cache::apply_step(const int64_t *tokens, Step *step) {
@@ -202,15 +177,16 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
   copies_ += static_cast<int64_t>(step->copy_sources.size());
   ++prepares_;
   if (!step->copy_sources.empty()) {
-    const CopyBlocksParams params = {pool_->base(), layout_.block_bytes(), step->copy_sources.data(),
-                                     step->copy_destinations.data(), static_cast<int64_t>(step->copy_sources.size())};
-    if (const Status status = backend_->copy_blocks(params, step->stream); status != PKV_OK) {
-      is_failed_ = true;
-      publish();
-      return status;
-    }
+    const CopyBlocksParams params = {pool_->base(),
+                                     layout_.block_bytes(),
+                                     step->copy_sources.data(),
+                                     step->copy_destinations.data(),
+                                     static_cast<int64_t>(step->copy_sources.size()),
+                                     true};
+    if (const Status status = backend_->copy_blocks(params, step->stream); status != PKV_OK) return mark_failed(status);
   }
-  for (StepItem &item : step->items) settle(item.sequence, &step->hashed_blocks);
+  // Blocks that were full before are no part of what discard takes back: K and V of their tokens are there.
+  for (StepItem &item : step->items) settle(item.sequence, item.old_length, &step->hashed_blocks);
   step->serial = serial_;
   publish();
   return PKV_OK;
@@ -253,8 +229,8 @@ Status Cache::discard_step(Step *step) {
   const auto check_holds = [&](int32_t block) {
     const BlockRecord &record = blocks_.record(block);
     if (record.holders == static_cast<int32_t>(record.scratch) || status != PKV_OK) return;
-    status = fail(PKV_BUSY, "block %d of the failed step is shared by a sequence opened or forked since; close it first",
-                  block);
+    status = fail(PKV_BUSY,
+                  "block %d of the failed step is shared by a sequence opened or forked since; close it first", block);
   };
   count_holds(true);
   for (const StepItem &item : step->items) {

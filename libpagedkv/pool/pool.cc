@@ -4,6 +4,7 @@
 #include <cinttypes>
 #include <cstring>
 #include <limits>
+#include <new>
 
 #include "base/checked.h"
 
@@ -88,8 +89,8 @@ Status Pool::allocate(int64_t count, int32_t *out_blocks) {
       return fail_shortage(PKV_NEVER_FITS, count, num_blocks, 0, "%" PRId64 " blocks of a pool of %" PRId64, count,
                            num_blocks);
     }
-    return fail_shortage(PKV_OUT_OF_BLOCKS, count, num_free, 0, "%" PRId64 " blocks needed, %" PRId64 " of %" PRId64
-                         " are free", count, num_free, num_blocks);
+    return fail_shortage(PKV_OUT_OF_BLOCKS, count, num_free, 0,
+                         "%" PRId64 " blocks needed, %" PRId64 " of %" PRId64 " are free", count, num_free, num_blocks);
   }
   const int32_t *top = free_.data() + num_free;
   for (int64_t i = 0; i < count; ++i) {
@@ -117,6 +118,14 @@ Status Pool::check_owned(const int32_t *blocks, int64_t count, const char *what)
   return PKV_OK;
 }
 
+// For ids that may appear only once: seen before the array is read.
+Status Pool::check_distinct_count(int64_t count) const {
+  const int64_t num_blocks = static_cast<int64_t>(owners_.size());
+  if (count < 0) return fail(PKV_INVALID_ARGUMENT, "count is %" PRId64 ", negative", count);
+  if (count <= num_blocks) return PKV_OK;
+  return fail(PKV_INVALID_ARGUMENT, "count is %" PRId64 ", but the pool has %" PRId64 " blocks", count, num_blocks);
+}
+
 Status Pool::retain(const int32_t *blocks, int64_t count) {
   if (count < 0) return fail(PKV_INVALID_ARGUMENT, "count is %" PRId64 ", negative", count);
   std::lock_guard<std::mutex> lock(mutex_);
@@ -133,8 +142,8 @@ Status Pool::retain(const int32_t *blocks, int64_t count) {
 }
 
 Status Pool::free(const int32_t *blocks, int64_t count) {
-  if (count < 0) return fail(PKV_INVALID_ARGUMENT, "count is %" PRId64 ", negative", count);
   std::lock_guard<std::mutex> lock(mutex_);
+  PKV_TRY(check_distinct_count(count));
   const uint64_t num_blocks = owners_.size();
   // One pass checks and marks, so that an id twice is seen; the marks go in the second, or are taken back.
   int64_t checked = 0;
@@ -186,9 +195,15 @@ Status Pool::resize(int64_t num_blocks) {
     return fail(PKV_OUT_OF_MEMORY, "%" PRId64 " blocks of %" PRIu64 " bytes are more than the address space",
                 num_blocks, block_bytes_);
   }
-  free_.reserve(static_cast<size_t>(num_blocks));
-  owners_.reserve(static_cast<size_t>(num_blocks));
+  const uint64_t old_bytes = memory_.bytes;
   PKV_TRY(backend_->resize_memory(&memory_, bytes));
+  try {
+    free_.reserve(static_cast<size_t>(num_blocks));
+    owners_.reserve(static_cast<size_t>(num_blocks));
+  } catch (const std::bad_alloc &) {
+    backend_->resize_memory(&memory_, old_bytes);  // shrinks: memory is wanted for growing alone
+    throw;
+  }
   if (num_blocks < old_num_blocks) {
     free_.erase(std::remove_if(free_.begin(), free_.end(), [&](int32_t block) { return block >= num_blocks; }),
                 free_.end());
@@ -199,9 +214,9 @@ Status Pool::resize(int64_t num_blocks) {
 }
 
 Status Pool::copy_blocks(const int32_t *sources, const int32_t *destinations, int64_t count, pkv_stream stream) {
-  if (count < 0) return fail(PKV_INVALID_ARGUMENT, "count is %" PRId64 ", negative", count);
   {
     std::lock_guard<std::mutex> lock(mutex_);
+    PKV_TRY(check_distinct_count(count));
     PKV_TRY(check_owned(sources, count, "sources"));
     PKV_TRY(check_owned(destinations, count, "destinations"));
     int64_t twice = -1;
@@ -219,7 +234,7 @@ Status Pool::copy_blocks(const int32_t *sources, const int32_t *destinations, in
                   destinations[twice]);
     }
   }
-  return backend_->copy_blocks({base_, block_bytes_, sources, destinations, count}, stream);
+  return backend_->copy_blocks({base_, block_bytes_, sources, destinations, count, false}, stream);
 }
 
 Status Pool::block_ptr(int32_t block, void **out) const {

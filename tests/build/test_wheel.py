@@ -31,8 +31,8 @@ def run(*command, **environment) -> str:
 
 def build_wheel(folder: Path, **environment) -> Path:
     # An own build folder, so that nothing of another build is in use.
-    run(sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", folder, f"--config-settings=build-dir={folder / 'build'}",
-        ROOT, **environment)  # fmt: skip
+    build_dir = f"--config-settings=build-dir={folder / 'build'}"
+    run(sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", folder, build_dir, ROOT, **environment)
     return next(folder.glob("*.whl"))
 
 

@@ -1,4 +1,5 @@
-// The CUDA leaf. Without a device the first half runs, with one the second.
+// The CUDA leaf. Each test says whether it needs a device or needs that there is none; the others return at once.
+// (Asked inside the tests: before main, CUDA does not know the kernels of this program yet.)
 #include "backend/cuda/cuda.h"
 
 #include <cuda_runtime.h>
@@ -46,11 +47,12 @@ TEST_CASE("a query is complete and leaves no error behind") {
   CHECK(info.built_version == CUDART_VERSION);
   CHECK((info.is_usable != 0) == (info.reason[0] == '\0'));
   CHECK(std::string(last_error()) == "earlier");
-  // Without a driver every CUDA call fails, this one too.
-  if (info.driver_version != 0) CHECK(cudaGetLastError() == cudaSuccess);
+  // Where CUDA cannot start, every call fails, this one too.
+  if (info.num_devices != 0) CHECK(cudaGetLastError() == cudaSuccess);
 }
 
-TEST_CASE("without a device opening says why" * doctest::skip(has_device())) {
+TEST_CASE("without a device opening says why") {
+  if (has_device()) return;
   const pkv_cuda_info info = query();
   Backend *backend = nullptr;
   CHECK(open_cuda_backend(0, &backend) == PKV_UNSUPPORTED);
@@ -62,13 +64,15 @@ TEST_CASE("without a device opening says why" * doctest::skip(has_device())) {
   }
 }
 
-TEST_CASE("a device that is not there is an invalid argument" * doctest::skip(!has_device())) {
+TEST_CASE("a device that is not there is an invalid argument") {
+  if (!has_device()) return;
   Backend *backend = nullptr;
   CHECK(open_cuda_backend(query().num_devices, &backend) == PKV_INVALID_ARGUMENT);
   CHECK(backend == nullptr);
 }
 
-TEST_CASE("the device is described" * doctest::skip(!has_device())) {
+TEST_CASE("the device is described") {
+  if (!has_device()) return;
   DeviceInfo info = {};
   REQUIRE(open_first()->query(&info) == PKV_OK);
   CHECK(std::string(info.device) == "cuda:0");
@@ -79,8 +83,8 @@ TEST_CASE("the device is described" * doctest::skip(!has_device())) {
   CHECK(info.num_processors > 0);
 }
 
-TEST_CASE("more memory than there is is refused with the numbers, and the next call works" *
-          doctest::skip(!has_device())) {
+TEST_CASE("more memory than there is is refused with the numbers, and the next call works") {
+  if (!has_device()) return;
   Backend *backend = open_first();
   DeviceInfo info = {};
   REQUIRE(backend->query(&info) == PKV_OK);
@@ -94,7 +98,8 @@ TEST_CASE("more memory than there is is refused with the numbers, and the next c
   }
 }
 
-TEST_CASE("memory starts at multiples of 4096" * doctest::skip(!has_device())) {
+TEST_CASE("memory starts at multiples of 4096") {
+  if (!has_device()) return;
   Backend *backend = open_first();
   for (const uint64_t bytes : {uint64_t{1}, uint64_t{256}, uint64_t{4096}, uint64_t{5000}, uint64_t{3} << 20}) {
     const Memory a(backend, bytes), b(backend, bytes);
@@ -106,7 +111,8 @@ TEST_CASE("memory starts at multiples of 4096" * doctest::skip(!has_device())) {
   backend->release_memory(&empty);
 }
 
-TEST_CASE("copy_blocks copies whole blocks and nothing else" * doctest::skip(!has_device())) {
+TEST_CASE("copy_blocks copies whole blocks and nothing else") {
+  if (!has_device()) return;
   Backend *backend = open_first();
   // One pair, more pairs than one launch takes; blocks smaller and larger than one tile.
   for (const uint64_t block_bytes : {uint64_t{256}, uint64_t{16384}, uint64_t{70400}}) {
@@ -132,7 +138,8 @@ TEST_CASE("copy_blocks copies whole blocks and nothing else" * doctest::skip(!ha
   }
 }
 
-TEST_CASE("the caller's device stays" * doctest::skip(!has_device())) {
+TEST_CASE("the caller's device stays") {
+  if (!has_device()) return;
   const int last = query().num_devices - 1;
   Backend *backend = nullptr;
   REQUIRE(open_cuda_backend(last, &backend) == PKV_OK);
@@ -146,7 +153,8 @@ TEST_CASE("the caller's device stays" * doctest::skip(!has_device())) {
   CHECK(attributes.device == last);
 }
 
-TEST_CASE("kernels that are not there are named" * doctest::skip(!has_device())) {
+TEST_CASE("kernels that are not there are named") {
+  if (!has_device()) return;
   Backend *backend = open_first();
   CHECK(backend->write_kv({}, nullptr) == PKV_UNSUPPORTED);
   CHECK(std::string(last_error()).find("write_kv") != std::string::npos);

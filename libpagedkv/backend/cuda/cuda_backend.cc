@@ -8,6 +8,7 @@
 #include "backend/cuda/cuda_status.h"
 #include "backend/cuda/device_context.h"
 #include "backend/cuda/kernels.h"
+#include "backend/cuda/table_uploader.h"
 #include "base/log.h"
 
 namespace pkv {
@@ -18,10 +19,6 @@ constexpr uint64_t kAlignment = 4096;  // of what allocate_memory gives
 void *round_up(void *address) {
   const uintptr_t up = reinterpret_cast<uintptr_t>(address) + kAlignment - 1;
   return reinterpret_cast<void *>(up - up % kAlignment);
-}
-
-Status fail_without_kernel(const char *device, const char *operation) {
-  return fail(PKV_UNSUPPORTED, "%s: %s has no CUDA kernel in this version; use device \"host\"", device, operation);
 }
 
 }  // namespace
@@ -41,6 +38,8 @@ Status CudaBackend::prepare_device(int ordinal) {
   std::snprintf(name_, sizeof name_, "%.127s", properties.name);
   compute_capability_ = 10 * properties.major + properties.minor;
   num_processors_ = properties.multiProcessorCount;
+  // What the attention kernels declare beside their dynamic shared memory is kept free.
+  attend_device_ = {num_processors_, static_cast<int>(properties.sharedMemPerBlockOptin) - kAttendStaticSharedBytes};
   PKV_TRY(retain_context(ordinal, &context_));
   const ContextScope scope(context_);
   PKV_TRY(scope.status());
@@ -131,18 +130,53 @@ Status CudaBackend::upload(void *destination, const void *source, uint64_t bytes
   return PKV_OK;
 }
 
+Status CudaBackend::fill(void *destination, uint8_t value, uint64_t bytes) {
+  const ContextScope scope(context_);
+  PKV_TRY(scope.status());
+  PKV_TRY_CUDA(cudaMemsetAsync(destination, value, bytes, upload_stream_));
+  PKV_TRY_CUDA(cudaStreamSynchronize(upload_stream_));
+  return PKV_OK;
+}
+
 Status CudaBackend::copy_blocks(const CopyBlocksParams &params, pkv_stream stream) {
   const ContextScope scope(context_);
   PKV_TRY(scope.status());
   return launch_copy_blocks(params, static_cast<cudaStream_t>(stream));
 }
 
-Status CudaBackend::write_kv(const WriteKvParams &, pkv_stream) { return fail_without_kernel(device_, "write_kv"); }
+Status CudaBackend::create_table_uploader(uint64_t bytes, std::unique_ptr<TableUploader> *out) {
+  return CudaTableUploader::create(context_, bytes, out);
+}
 
-Status CudaBackend::attend(const AttendParams &, pkv_stream) { return fail_without_kernel(device_, "attend"); }
+Status CudaBackend::check_not_capturing(pkv_stream stream) {
+  const ContextScope scope(context_);
+  PKV_TRY(scope.status());
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  PKV_TRY_CUDA(cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &capture));
+  if (capture == cudaStreamCaptureStatusNone) return PKV_OK;
+  return fail(PKV_INVALID_ARGUMENT, "stream %p is capturing a graph; prepare is called outside of it", stream);
+}
 
-Status CudaBackend::merge_states(const MergeStatesParams &, pkv_stream) {
-  return fail_without_kernel(device_, "merge_states");
+uint64_t CudaBackend::attend_workspace_bytes(int32_t head_dim) {
+  return pkv::attend_workspace_bytes(head_dim);
+}
+
+Status CudaBackend::write_kv(const WriteKvParams &params, pkv_stream stream) {
+  const ContextScope scope(context_);
+  PKV_TRY(scope.status());
+  return launch_write_kv(params, static_cast<cudaStream_t>(stream));
+}
+
+Status CudaBackend::attend(const AttendParams &params, pkv_stream stream) {
+  const ContextScope scope(context_);
+  PKV_TRY(scope.status());
+  return launch_attend_step(params, attend_device_, static_cast<cudaStream_t>(stream));
+}
+
+Status CudaBackend::merge_states(const MergeStatesParams &params, pkv_stream stream) {
+  const ContextScope scope(context_);
+  PKV_TRY(scope.status());
+  return launch_merge_states(params, static_cast<cudaStream_t>(stream));
 }
 
 }  // namespace pkv

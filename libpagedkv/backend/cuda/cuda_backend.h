@@ -9,6 +9,7 @@
 #include <mutex>
 
 #include "backend/backend.h"
+#include "backend/cuda/attend_plan.h"
 
 namespace pkv {
 
@@ -24,6 +25,10 @@ class CudaBackend final : public Backend {
   void release_memory(DeviceMemory *memory) override;
   Status resize_memory(DeviceMemory *memory, uint64_t bytes) override;
   Status upload(void *destination, const void *source, uint64_t bytes) override;
+  Status fill(void *destination, uint8_t value, uint64_t bytes) override;
+  Status create_table_uploader(uint64_t bytes, std::unique_ptr<TableUploader> *out) override;
+  Status check_not_capturing(pkv_stream stream) override;
+  uint64_t attend_workspace_bytes(int32_t head_dim) override;
   Status copy_blocks(const CopyBlocksParams &params, pkv_stream stream) override;
   Status write_kv(const WriteKvParams &params, pkv_stream stream) override;
   Status attend(const AttendParams &params, pkv_stream stream) override;
@@ -37,6 +42,7 @@ class CudaBackend final : public Backend {
   char name_[128] = "";
   int32_t compute_capability_ = 0;
   int32_t num_processors_ = 0;
+  AttendDevice attend_device_ = {};
   CUcontext context_ = nullptr;
   cudaStream_t upload_stream_ = nullptr;
   std::mutex mutex_;

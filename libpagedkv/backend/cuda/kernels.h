@@ -4,12 +4,24 @@
 
 #include <cuda_runtime.h>
 
+#include "backend/cuda/attend_plan.h"
 #include "backend/params.h"
 #include "base/status.h"
 
 namespace pkv {
 
 Status launch_copy_blocks(const CopyBlocksParams &params, cudaStream_t stream);
+Status launch_write_kv(const WriteKvParams &params, cudaStream_t stream);
+Status launch_merge_states(const MergeStatesParams &params, cudaStream_t stream);
+
+// Any attend: by tensor cores where the support table has it, else by launch_attend_general.
+Status launch_attend_step(const AttendParams &params, const AttendDevice &device, cudaStream_t stream);
+
+Status launch_attend_general(const AttendParams &params, cudaStream_t stream);
+
+// One per row of (query dtype, stored dtype), in a file of its own.
+template <pkv_dtype kQuery, pkv_dtype kStored>
+Status launch_attend(const AttendParams &params, const AttendPlan &plan, cudaStream_t stream);
 
 // UNSUPPORTED if the library holds no code that the current device runs.
 Status check_kernel_image();

@@ -37,6 +37,17 @@ class HostBackend final : public Backend {
     return PKV_OK;
   }
 
+  Status fill(void *destination, uint8_t value, uint64_t bytes) override {
+    if (bytes > 0) std::memset(destination, value, bytes);
+    return PKV_OK;
+  }
+
+  Status create_table_uploader(uint64_t, std::unique_ptr<TableUploader> *) override {
+    return fail(PKV_INTERNAL, "the host reads a batch's tables where they are");
+  }
+  Status check_not_capturing(pkv_stream) override { return PKV_OK; }
+  uint64_t attend_workspace_bytes(int32_t) override { return 0; }
+
   Status copy_blocks(const CopyBlocksParams &params, pkv_stream) override { return copy_host_blocks(params); }
 
   Status write_kv(const WriteKvParams &params, pkv_stream) override {

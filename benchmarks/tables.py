@@ -1,0 +1,170 @@
+"""Makes the tables of README.md and docs/ from the newest results in benchmarks/results.
+
+    python benchmarks/tables.py            show them
+    python benchmarks/tables.py --write    and put them between <!-- table NAME --> and <!-- end table -->
+"""
+
+import argparse
+import json
+import pathlib
+import re
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+MARKED = re.compile(
+    r"(?P<begin><!-- table (?P<name>[a-z-]+) -->\n)(?P<body>.*?)(?P<end><!-- end table -->\n)", re.DOTALL)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="rewrite the documents")
+    arguments = parser.parse_args()
+    tables = make_tables()
+    if not arguments.write:
+        for name, text in tables.items():
+            print(f"{name}\n\n{text}")
+        return
+    for path in documents():
+        old = path.read_text(encoding="utf-8")
+        new = MARKED.sub(lambda match: match["begin"] + tables[match["name"]] + match["end"], old)
+        if new != old:
+            path.write_text(new, encoding="utf-8")
+            print(path.relative_to(ROOT))
+
+
+def documents():
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def make_tables():
+    """Text by name, each ending in a line end."""
+    replay = load_newest("replay")
+    return {
+        "replay-printed": make_printed(replay),
+        "replay-concurrent": make_concurrent(replay),
+        "replay-prefix": make_prefix(replay),
+        "replay-conditions": make_conditions(replay),
+        "host-kernels": make_host_kernels(load_newest("host-kernels")),
+        "cuda-support": make_cuda_support(),
+        "cuda-kernels": make_cuda_kernels(load_newest("cuda-kernels")),
+    }
+
+
+def load_newest(kind):
+    """The results of the latest date: names are KIND-DATE.json."""
+    path = sorted(RESULTS.glob(f"{kind}-*.json"))[-1]
+    report = json.loads(path.read_text(encoding="utf-8"))
+    report["file"] = str(path.relative_to(ROOT))
+    return report
+
+
+def make_printed(replay):
+    """What the first set-up command prints."""
+    [run] = [run for run in select(replay, "concurrent") if run["result"]["format"] == "chat"]
+    return "\n".join(["```text", *run["printed"], "```"]) + "\n"
+
+
+def make_concurrent(replay):
+    header = ["trace", "requests", "prompt tokens", "output tokens", "prefix hits", "preemptions",
+              "held at once, paged / contiguous", "utilization, paged / contiguous", "manager per token",
+              "processor time"]
+    rows = []
+    for run in select(replay, "concurrent"):
+        result = run["result"]
+        paged, contiguous = result["paged"], result["contiguous"]
+        rows.append([
+            run["trace"], count(result["requests"]), count(result["prompt_tokens"]), count(result["output_tokens"]),
+            percent(result["hit_rate"]), count(result["preemptions"]),
+            f"{count(paged['max_concurrency'])} / {count(contiguous['max_concurrency'])}",
+            f"{percent(paged['utilization'])} / {percent(contiguous['utilization'])}",
+            f"{result['manager_ns_per_token']:.0f} ns", f"{run['processor_seconds']:.1f} s"])
+    return format_table(header, rows)
+
+
+def make_prefix(replay):
+    header = ["trace", "prompt tokens", "hits, pool of 1,048,576 tokens", "evictions", "processor time",
+              "hits, unlimited pool", "processor time"]
+    unlimited = {run["trace"]: run for run in select(replay, "unlimited")}
+    rows = []
+    for run in select(replay, "sequential"):
+        result = run["result"]
+        row = [run["trace"], count(result["prompt_tokens"]), percent(result["hit_rate"]), count(result["evictions"]),
+               f"{run['processor_seconds']:.1f} s"]
+        if run["trace"] in unlimited:
+            endless = unlimited[run["trace"]]
+            row += [percent(endless["result"]["hit_rate"]), f"{endless['processor_seconds']:.1f} s"]
+        else:
+            row += ["-", "-"]
+        rows.append(row)
+    return format_table(header, rows)
+
+
+def make_conditions(replay):
+    machine = replay["machine"]
+    slowest = max(run["command_seconds"] for run in replay["runs"])
+    return (f"Measured on {replay['date']} with version {replay['version']}, commit {replay['commit']}, on "
+            f"{machine['processors']} processors ({machine['processor']}), Python {machine['python']}, "
+            f"with other work on the machine (load {machine['load']} before the first run): `{replay['file']}`. "
+            f"By the clock, the slowest of these commands took {slowest:.1f} s.\n")
+
+
+def make_host_kernels(report):
+    header = ["K and V", "instruction set", "decode", "prefill", "write_kv"]
+    rows = [[row["dtype"], row["isa"], f"{row['decode_gb_per_s']['fastest']:.1f} GB/s",
+             f"{row['prefill_gflop_per_s']['fastest']:.0f} GFLOP/s", f"{row['write_kv_gb_per_s']['fastest']:.1f} GB/s"]
+            for row in sorted(report["rows"], key=lambda row: row["dtype"])]
+    machine = report["machine"]
+    threads = "one thread, by processor time" if report["threads"] == 1 else f"{report['threads']} threads"
+    return (f"{format_table(header, rows)}\nOn {report['date']}, commit {report['commit']}, {threads}, on a machine of "
+            f"{machine['processors']} processors ({machine['processor']}) of which one copies "
+            f"{report['copy_gb_per_s']['fastest']:.1f} GB/s, read and written.\n")
+
+
+def make_cuda_support():
+    """From the table that the dispatch is made from."""
+    source = (ROOT / "libpagedkv" / "backend" / "cuda" / "support_table.h").read_text(encoding="utf-8")
+    values = dict(re.findall(r"constexpr \w+ (k\w+)\[\] = \{(.*?)\};", source))
+    names = {name: ", ".join(value.strip().replace("PKV_", "").lower() for value in text.split(","))
+             for name, text in values.items()}
+    return format_table(["q, out", "K and V", "head_dim = v_head_dim", "products"], [
+        [names["kQueryDtypes"], f"the same, {names['kWidenedDtypes']}", names["kHeadDims"], "tensor cores"],
+        ["all others of the host's", "all of the host's", "each multiple of 8 up to 256", "CUDA cores"]])
+
+
+def make_cuda_kernels(report):
+    peer = report["peer"] or "no peer"
+    header = ["case", "heads", "K and V", "pagedkv", "of the ceiling", peer, "time, pagedkv / peer"]
+    rows = []
+    for kind in ("decode", "prefill", "write_kv"):
+        for row in report[kind]:
+            own, other = row["pagedkv"], row.get("peer")
+            speed = (f"{100 * own['share_of_read_ceiling']:.0f} %" if "share_of_read_ceiling" in own
+                     else f"{own['tflop_per_s']:.0f} TFLOP/s" if "tflop_per_s" in own
+                     else f"{own['gb_per_s']:.0f} GB/s")
+            rows.append([f"{kind} {row['shape']}", row["heads"], row["dtype"], f"{own['us']:.1f} us", speed,
+                         f"{other['us']:.1f} us" if other else "-",
+                         f"{own['us'] / other['us']:.2f}" if other else "-"])
+    return (f"{format_table(header, rows)}\nOn {report['date']}, commit {report['commit']}, {report['device']}, read ceiling "
+            f"{report['read_gb_per_s']:.0f} GB/s: `{report['file']}`.\n")
+
+
+def select(replay, mode):
+    return [run for run in replay["runs"] if run["mode"] == mode]
+
+
+def format_table(header, rows):
+    """Markdown; the first column to the left, numbers to the right."""
+    lines = [header, [":--", *["--:"] * (len(header) - 1)], *rows]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def count(value):
+    return f"{value:,}"
+
+
+def percent(share):
+    return f"{100 * share:.2f} %"
+
+
+if __name__ == "__main__":
+    main()

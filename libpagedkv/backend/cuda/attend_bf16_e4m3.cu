@@ -1,0 +1,12 @@
+#include "backend/cuda/attend_launch.cuh"
+#include "backend/cuda/kernels.h"
+
+namespace pkv {
+
+template <>
+Status launch_attend<PKV_BFLOAT16, PKV_FLOAT8_E4M3>(const AttendParams &params, const AttendPlan &plan,
+                                                    cudaStream_t stream) {
+  return launch_pair<PKV_BFLOAT16, PKV_FLOAT8_E4M3>(params, plan, stream);
+}
+
+}  // namespace pkv

@@ -1,0 +1,12 @@
+#include "backend/cuda/attend_launch.cuh"
+#include "backend/cuda/kernels.h"
+
+namespace pkv {
+
+template <>
+Status launch_attend<PKV_FLOAT16, PKV_FLOAT16>(const AttendParams &params, const AttendPlan &plan,
+                                               cudaStream_t stream) {
+  return launch_pair<PKV_FLOAT16, PKV_FLOAT16>(params, plan, stream);
+}
+
+}  // namespace pkv

@@ -1,0 +1,580 @@
+// Attention over a paged cache: one kernel family for decode and prefill, and the combine of split keys.
+//
+// Plan of attend_tile:
+//   A thread block of four warps takes kRows query rows of one (sequence, KV head): row r is token r / group, head
+//   r % group of the head's group, so that K and V are read once for all heads that share them. It walks the keys of
+//   its split in tiles of kTileKeys. The rows of a tile's K and V are found through the block table (an offset a key,
+//   looked up two tiles ahead) and copied to shared memory with cp.async, one tile ahead; what lies outside the
+//   sequence is written as zeros there, so that nothing a slot may hold can reach a product. 8-bit K and V are widened,
+//   exactly, to the query's type on the way to a tile of their own; their scales multiply scores and weights in
+//   float32. Products run on the tensor cores (m16n8k16, float32 accumulation) with the usual online softmax in base 2.
+//   kRows = 64: each warp has 16 rows and all keys of the tile. kRows = 16 (decode): all warps have the same rows and a
+//   quarter of the keys each; their states are merged at the end.
+//   Long sequences are cut: thread blocks in z take chunks of their keys in turn, write their normalised parts and lse,
+//   and combine_splits merges them in order. A sequence of one chunk is finished by the first of them.
+// Bound by memory bandwidth at decode and by the tensor cores at prefill; see docs/kernels.md.
+#pragma once
+
+#include <cfloat>
+#include <cmath>
+
+#include "backend/cuda/attend_plan.h"
+#include "backend/cuda/number_formats.cuh"
+#include "backend/cuda/paged_kv.cuh"
+#include "backend/cuda/tensor_core.cuh"
+
+namespace pkv {
+
+constexpr int kWarps = kAttendWarps;
+constexpr int kAttendThreads = 32 * kWarps;
+constexpr float kLog2E = 1.4426950408889634f;
+constexpr float kLn2 = 0.6931471805599453f;
+
+// What a launch adds to the parameters.
+struct AttendLaunch {
+  int64_t num_tiles;
+  int32_t num_splits;
+  int32_t chunk_tiles;
+  float *partial_out;  // [num_splits, num_tokens, num_heads, head_dim]; null with one split
+  float *partial_lse;  // [num_splits, num_tokens, num_heads], base 2
+  int32_t *row_parts;  // [num_tokens, num_heads]: how many thread blocks share a row's keys
+};
+
+// The parts of the workspace, as partial_bytes counts them.
+inline AttendLaunch make_launch(const AttendParams &params, const AttendPlan &plan) {
+  AttendLaunch launch = {plan.num_tiles, plan.num_splits, plan.chunk_tiles, nullptr, nullptr, nullptr};
+  if (plan.num_splits > 1) {
+    const int64_t num_rows = params.tables.num_tokens * params.num_heads;
+    launch.partial_out = static_cast<float *>(params.workspace);
+    launch.partial_lse = launch.partial_out + plan.num_splits * num_rows * params.kv.head_dim;
+    launch.row_parts = reinterpret_cast<int32_t *>(launch.partial_lse + plan.num_splits * num_rows);
+  }
+  return launch;
+}
+
+template <pkv_dtype kQuery, pkv_dtype kStored, int kHeadDim, int kTileRows, int kNumStages>
+struct AttendTraits {
+  using T = typename DtypeOf<kQuery>::Type;
+  static constexpr pkv_dtype kStoredDtype = kStored;
+  static constexpr bool kIsWidened = kStored != kQuery;
+  static constexpr float kLargestCode = kIsWidened ? largest_code<typename DtypeOf<kStored>::Type>() : 1.0f;
+  static constexpr int kDim = kHeadDim;
+  static constexpr int kRows = kTileRows;
+  static constexpr int kStages = kNumStages;
+  static constexpr bool kSharesRows = kTileRows == kNarrowTileRows;  // all warps have the same rows
+  static constexpr int kWarpKeys = kSharesRows ? kTileKeys / kWarps : kTileKeys;
+  static constexpr int kRowStride = tile_row_stride(kHeadDim);
+  static constexpr bool kKeepsQuery = kHeadDim <= 128;  // in registers; else it is read again for each tile
+  static constexpr int kMinBlocks = kTileRows == kNarrowTileRows && kHeadDim <= 128 ? 3 : kHeadDim <= 128 ? 2 : 1;
+
+  static constexpr int kTileElements = kTileKeys * kRowStride;
+  static constexpr int kStoredBytes = kIsWidened ? 1 : 2;
+  static constexpr int kUnitsPerRow = kHeadDim * kStoredBytes / 16;  // 16-byte pieces of a stored row
+  static constexpr int kStageBytes = kIsWidened ? kTileKeys * kHeadDim : kTileElements * 2;  // of K or V
+  static constexpr int kQueryBytes = kTileRows * kRowStride * 2;
+  static constexpr int kKvBytes = 2 * kStages * kStageBytes;
+  static constexpr int kSharedBytes = attend_shared_bytes(kHeadDim, kIsWidened, kTileRows, kNumStages);
+};
+
+// One key of a tile, ready to be fetched.
+struct KeyPlace {
+  const char *block;  // null: outside, or released
+  int32_t offset;  // in the block
+};
+
+// Which rows a thread block has.
+struct RowTile {
+  int32_t sequence;
+  int32_t first_row;  // in the packed rows (token, head of the group) of the sequence
+  int32_t num_rows;  // packed rows of the sequence
+  int32_t first_token;  // of the sequence, in the step
+  int32_t query_len;
+  int32_t seq_len;
+};
+
+// Sequence s owns the tiles from cu_seqlens_q[s] * group / rows + s on: enough for its rows, found without a table.
+__device__ inline bool find_rows(const StepTables &tables, int32_t group, int32_t tile_rows, int64_t tile,
+                                 RowTile *out) {
+  if (tables.num_sequences == 0) return false;
+  int64_t low = 0, high = tables.num_sequences;  // the last sequence that starts at or before the tile
+  while (high - low > 1) {
+    const int64_t middle = (low + high) / 2;
+    const int64_t start = static_cast<int64_t>(tables.cu_seqlens_q[middle]) * group / tile_rows + middle;
+    if (start <= tile) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  const int64_t start = static_cast<int64_t>(tables.cu_seqlens_q[low]) * group / tile_rows + low;
+  out->sequence = static_cast<int32_t>(low);
+  out->first_token = tables.cu_seqlens_q[low];
+  out->query_len = tables.cu_seqlens_q[low + 1] - out->first_token;
+  out->num_rows = out->query_len * group;
+  out->first_row = static_cast<int32_t>(tile - start) * tile_rows;
+  out->seq_len = tables.seq_lens[low];
+  return out->first_row < out->num_rows;
+}
+
+// Padding tokens belong to no sequence: their rows become 0, their lse -inf.
+template <class T>
+__device__ void clear_padding(const AttendParams &p) {
+  const int32_t head_dim = p.kv.v_head_dim;
+  for (int64_t token = p.tables.cu_seqlens_q[p.tables.num_sequences]; token < p.tables.num_tokens; ++token) {
+    for (int32_t i = threadIdx.x; i < p.num_heads * head_dim; i += blockDim.x) {
+      const int32_t head = i / head_dim, dim = i % head_dim;
+      static_cast<T *>(p.out)[token * p.out_token_stride + head * p.out_head_stride + dim] = from_float<T>(0.0f);
+      if (dim == 0 && p.lse != nullptr) p.lse[token * p.lse_token_stride + head * p.lse_head_stride] = -INFINITY;
+    }
+  }
+}
+
+template <class Traits>
+class TileLoader {
+ public:
+  __device__ TileLoader(const AttendParams &p, const RowTile &rows, int32_t kv_head, int32_t end, char *stages)
+      : p_(p), rows_(rows), kv_head_(kv_head), end_(end), stages_(stages) {}
+
+  // Looks up the place of key `first + threadIdx.x` (for the first kTileKeys threads).
+  __device__ void look_up(int32_t first, const char **block, int32_t *offset) const {
+    const int32_t key = first + static_cast<int32_t>(threadIdx.x);
+    *block = nullptr;
+    *offset = 0;
+    if (threadIdx.x >= kTileKeys || key >= end_) return;
+    const int32_t index = key / p_.kv.block_size;
+    const int32_t id = p_.tables.block_table[rows_.sequence * p_.tables.table_stride + index];
+    if (id < 0) return;
+    *block = block_address(p_.kv, id);
+    *offset = key - index * p_.kv.block_size;
+  }
+
+  __device__ char *k_stage(int stage) const { return stages_ + 2 * stage * Traits::kStageBytes; }
+  __device__ char *v_stage(int stage) const { return k_stage(stage) + Traits::kStageBytes; }
+
+  // Queues the copies of a tile whose places stand in shared memory.
+  __device__ void fetch(const KeyPlace *places, int stage) const {
+    constexpr int kUnits = kTileKeys * Traits::kUnitsPerRow;
+    constexpr int kRowBytes = Traits::kIsWidened ? Traits::kDim : Traits::kRowStride * 2;
+    const char *base = static_cast<const char *>(p_.kv.base);
+#pragma unroll 4
+    for (int i = threadIdx.x; i < kUnits; i += kAttendThreads) {
+      const int key = i / Traits::kUnitsPerRow, unit = i % Traits::kUnitsPerRow;
+      const KeyPlace place = places[key];
+      const bool is_valid = place.block != nullptr;
+      const char *block = is_valid ? place.block : base;
+      copy_async_16(k_stage(stage) + key * kRowBytes + unit * 16,
+                    block + k_row_offset(p_.kv, place.offset, kv_head_, Traits::kStoredBytes) + unit * 16, is_valid);
+      copy_async_16(v_stage(stage) + key * kRowBytes + unit * 16,
+                    block + v_row_offset(p_.kv, place.offset, kv_head_, Traits::kStoredBytes) + unit * 16, is_valid);
+    }
+    commit_copies();
+  }
+
+ private:
+  const AttendParams &p_;
+  const RowTile &rows_;
+  const int32_t kv_head_;
+  const int32_t end_;
+  char *const stages_;
+};
+
+// Widens the 8-bit rows of a stage to a padded tile.
+template <class Traits>
+__device__ void widen_tile(const char *stage, typename Traits::T *tile) {
+  constexpr int kUnits = kTileKeys * Traits::kUnitsPerRow;
+#pragma unroll 4
+  for (int i = threadIdx.x; i < kUnits; i += kAttendThreads) {
+    const int key = i / Traits::kUnitsPerRow, unit = i % Traits::kUnitsPerRow;
+    const uint4 codes = *reinterpret_cast<const uint4 *>(stage + key * Traits::kDim + unit * 16);
+    const uint2 a = widen_codes<typename Traits::T, Traits::kStoredDtype>(codes.x);
+    const uint2 b = widen_codes<typename Traits::T, Traits::kStoredDtype>(codes.y);
+    const uint2 c = widen_codes<typename Traits::T, Traits::kStoredDtype>(codes.z);
+    const uint2 d = widen_codes<typename Traits::T, Traits::kStoredDtype>(codes.w);
+    uint4 *target = reinterpret_cast<uint4 *>(tile + key * Traits::kRowStride + unit * 16);
+    target[0] = {a.x, a.y, b.x, b.y};
+    target[1] = {c.x, c.y, d.x, d.y};
+  }
+}
+
+// log2 of the denominator with the sink in it; -inf over nothing.
+__device__ inline float add_sink(const AttendParams &p, int32_t head, float lse) {
+  if (p.sinks == nullptr || lse == -INFINITY) return lse;
+  const float sink = p.sinks[head] * kLog2E;
+  const float largest = fmaxf(lse, sink);
+  if (largest == INFINITY) return largest;
+  return largest + log2f(exp2f(lse - largest) + exp2f(sink - largest));
+}
+
+template <class Traits>
+__global__ void __launch_bounds__(kAttendThreads, Traits::kMinBlocks)
+    attend_tile(const __grid_constant__ AttendParams p, const __grid_constant__ AttendLaunch launch) {
+  using T = typename Traits::T;
+  constexpr int kDim = Traits::kDim;
+  constexpr int kKeyTiles = Traits::kWarpKeys / 8;  // 8-key columns of a warp's scores
+  constexpr int kDimTiles = kDim / 8;  // 8-dim columns of its output
+  constexpr int kDimSteps = kDim / 16;
+
+  if (blockIdx.x == launch.num_tiles) {  // one thread block more than tiles
+    if (blockIdx.y == 0 && blockIdx.z == 0) clear_padding<T>(p);
+    return;
+  }
+  const int32_t group = p.num_heads / p.kv.num_kv_heads;
+  const int32_t kv_head = static_cast<int32_t>(blockIdx.y);
+  const int32_t split = static_cast<int32_t>(blockIdx.z);
+  RowTile rows;
+  if (!find_rows(p.tables, group, Traits::kRows, blockIdx.x, &rows)) return;
+
+  extern __shared__ __align__(16) char shared[];
+  __shared__ KeyPlace places[3][kTileKeys];
+  __shared__ float key_scales[3][kTileKeys], value_scales[3][kTileKeys];
+  __shared__ bool are_valid[3][kTileKeys / 32];  // all keys of a half tile are there
+  T *query = reinterpret_cast<T *>(shared);
+  char *stages = shared + Traits::kQueryBytes;
+  T *widened = reinterpret_cast<T *>(stages + Traits::kKvBytes);
+
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int warp_row = Traits::kSharesRows ? 0 : warp * 16;
+  const int warp_key = Traits::kSharesRows ? warp * Traits::kWarpKeys : 0;
+
+  // The keys that any row of the tile may see, and this split's part of them.
+  const int32_t first_position = rows.seq_len - rows.query_len;
+  const int32_t last_row = min(rows.first_row + Traits::kRows, rows.num_rows) - 1;
+  const bool is_tree = p.tree_mask != nullptr;
+  int32_t end = rows.seq_len, begin = 0;
+  if (p.is_causal && !is_tree) end = min(end, first_position + last_row / group + 1);
+  if (p.window > 0) {
+    const int64_t lowest = first_position + rows.first_row / group + 1 - p.window;
+    begin = lowest > 0 ? static_cast<int32_t>(lowest) / kTileKeys * kTileKeys : 0;
+  }
+  // They are taken in chunks, in turn: part i of num_parts has chunks i, i + num_parts, ...
+  const int32_t num_key_tiles = end > begin ? (end - begin + kTileKeys - 1) / kTileKeys : 0;
+  const int32_t num_chunks = (num_key_tiles + launch.chunk_tiles - 1) / launch.chunk_tiles;
+  const int32_t num_parts = max(min(launch.num_splits, num_chunks), 1);
+  if (split >= num_parts) return;
+  if (split == 0 && launch.num_splits > 1) {
+    for (int32_t packed = rows.first_row + threadIdx.x; packed <= last_row; packed += kAttendThreads) {
+      const int64_t token = rows.first_token + packed / group;
+      launch.row_parts[token * p.num_heads + kv_head * group + packed % group] = num_parts;
+    }
+  }
+  const int32_t round_tiles = num_parts * launch.chunk_tiles;
+  const int32_t num_tiles = num_key_tiles / round_tiles * launch.chunk_tiles +
+                            min(max(num_key_tiles % round_tiles - split * launch.chunk_tiles, 0), launch.chunk_tiles);
+  const auto first_key_of = [&](int32_t tile) {
+    const int32_t round = tile / launch.chunk_tiles;
+    return begin + (round * round_tiles + split * launch.chunk_tiles + tile % launch.chunk_tiles) * kTileKeys;
+  };
+
+  const TileLoader<Traits> loader(p, rows, kv_head, end, stages);
+  const bool has_key_scales = p.kv.kv_scales == PKV_SCALES_PER_TOKEN_HEAD;
+  const auto store_place = [&](int ring, const char *block, int32_t offset) {
+    if (threadIdx.x >= kTileKeys) return;  // whole warps
+    places[ring][threadIdx.x] = {block, offset};
+    const bool all = __all_sync(0xffffffffu, block != nullptr);
+    if (threadIdx.x % 32 == 0) are_valid[ring][threadIdx.x / 32] = all;
+    if (!has_key_scales) return;
+    const int64_t scale = (offset * p.kv.scale_token_stride + kv_head * p.kv.scale_head_stride) * 4;
+    key_scales[ring][threadIdx.x] =
+        block == nullptr ? 0.0f : *reinterpret_cast<const float *>(block + p.kv.k_scale_offset + scale);
+    // Times the largest code: the weights stay in the range of the query's dtype, whatever the scales' size.
+    value_scales[ring][threadIdx.x] =
+        block == nullptr ? 0.0f
+                         : *reinterpret_cast<const float *>(block + p.kv.v_scale_offset + scale) * Traits::kLargestCode;
+  };
+
+  const char *next_block = nullptr;
+  int32_t next_offset = 0;
+  loader.look_up(first_key_of(0), &next_block, &next_offset);
+  store_place(0, next_block, next_offset);
+  loader.look_up(first_key_of(1), &next_block, &next_offset);
+  store_place(1, next_block, next_offset);
+
+  // Queries to shared memory, rows beyond the last as zeros.
+  for (int i = threadIdx.x; i < Traits::kRows * (kDim / 8); i += kAttendThreads) {
+    const int row = i / (kDim / 8), unit = i % (kDim / 8);
+    const int32_t packed = rows.first_row + row;
+    uint4 value = {0, 0, 0, 0};
+    if (packed < rows.num_rows) {
+      const int64_t token = rows.first_token + packed / group;
+      const int64_t head = kv_head * group + packed % group;
+      value = *reinterpret_cast<const uint4 *>(static_cast<const T *>(p.q) + token * p.q_token_stride +
+                                               head * p.q_head_stride + unit * 8);
+    }
+    *reinterpret_cast<uint4 *>(query + row * Traits::kRowStride + unit * 8) = value;
+  }
+  __syncthreads();
+  if (num_tiles > 0) loader.fetch(places[0], 0);
+
+  // Fragment addresses: lane i names row i % 8 of matrix i / 8.
+  const int matrix = lane / 8, matrix_row = lane % 8;
+  const T *query_row = query + (warp_row + (matrix % 2) * 8 + matrix_row) * Traits::kRowStride + (matrix / 2) * 8;
+  const int key_in_pair = (matrix / 2) * 8 + matrix_row, key_dim = (matrix % 2) * 8;
+  const int value_key = (matrix % 2) * 8 + matrix_row, value_dim = (matrix / 2) * 8;
+  uint32_t query_fragments[Traits::kKeepsQuery ? kDimSteps : 1][4];
+  if constexpr (Traits::kKeepsQuery) {
+#pragma unroll
+    for (int step = 0; step < kDimSteps; ++step) load_matrices(query_fragments[step], query_row + step * 16);
+  }
+
+  // This thread's two rows of the fragments, and where their queries stand.
+  int32_t packed_row[2], query_index[2], query_position[2], head[2];
+  float slope[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    packed_row[i] = rows.first_row + warp_row + lane / 4 + i * 8;
+    query_index[i] = packed_row[i] / group;
+    query_position[i] = first_position + query_index[i];
+    head[i] = kv_head * group + packed_row[i] % group;
+    slope[i] = p.alibi_slopes != nullptr && packed_row[i] < rows.num_rows ? p.alibi_slopes[head[i]] * kLog2E : 0.0f;
+  }
+  const float static_key_scale = has_key_scales ? 1.0f : p.kv.k_scale[kv_head];
+  const float score_scale = p.scale * static_key_scale;
+  const float score_scale_log2 = score_scale * kLog2E;
+
+  const bool is_plain = p.softcap <= 0.0f && p.alibi_slopes == nullptr && p.window <= 0 && !is_tree && !has_key_scales;
+  const int32_t lowest_position = first_position + rows.first_row / group;  // of any query of the tile
+
+  float out[kDimTiles][4] = {};
+  float largest[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};
+
+  for (int tile = 0; tile < num_tiles; ++tile) {
+    const int ring = tile % 3, stage = tile % Traits::kStages;
+    const int32_t first_key = first_key_of(tile);
+    const bool fetches_ahead = Traits::kStages > 1 && tile + 1 < num_tiles;
+    if (fetches_ahead) loader.fetch(places[(tile + 1) % 3], (tile + 1) % Traits::kStages);
+    loader.look_up(first_key_of(tile + 2), &next_block, &next_offset);
+    if (fetches_ahead) {
+      wait_copies<1>();
+    } else {
+      wait_copies<0>();
+    }
+    __syncthreads();
+    const T *keys, *values;
+    if constexpr (Traits::kIsWidened) {
+      widen_tile<Traits>(loader.k_stage(stage), widened);
+      widen_tile<Traits>(loader.v_stage(stage), widened + Traits::kTileElements);
+      __syncthreads();
+      keys = widened;
+      values = widened + Traits::kTileElements;
+    } else {
+      keys = reinterpret_cast<const T *>(loader.k_stage(stage));
+      values = reinterpret_cast<const T *>(loader.v_stage(stage));
+    }
+
+    // Scores [16, kWarpKeys].
+    float scores[kKeyTiles][4] = {};
+#pragma unroll
+    for (int step = 0; step < kDimSteps; ++step) {
+      uint32_t fragment[4];
+      if constexpr (Traits::kKeepsQuery) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) fragment[i] = query_fragments[step][i];
+      } else {
+        load_matrices(fragment, query_row + step * 16);
+      }
+#pragma unroll
+      for (int pair = 0; pair < kKeyTiles / 2; ++pair) {
+        uint32_t key_fragment[4];
+        load_matrices(key_fragment,
+                      keys + (warp_key + pair * 16 + key_in_pair) * Traits::kRowStride + step * 16 + key_dim);
+        multiply_add<T>(scores[2 * pair], fragment, key_fragment[0], key_fragment[1]);
+        multiply_add<T>(scores[2 * pair + 1], fragment, key_fragment[2], key_fragment[3]);
+      }
+    }
+
+    // Scale, cap, bias, mask; then the online softmax. Most tiles need the scale alone: every row sees every key.
+    float tile_largest[2] = {-INFINITY, -INFINITY};
+    const bool is_inside = is_plain && are_valid[ring][0] && are_valid[ring][1] &&
+                           (!p.is_causal || first_key + kTileKeys - 1 <= lowest_position);
+    if (is_inside) {
+#pragma unroll
+      for (int column = 0; column < kKeyTiles; ++column) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          scores[column][i] *= score_scale_log2;
+          tile_largest[i / 2] = fmaxf(tile_largest[i / 2], scores[column][i]);
+        }
+      }
+    } else {
+#pragma unroll
+      for (int column = 0; column < kKeyTiles; ++column) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int row = i / 2;
+          const int in_tile = warp_key + column * 8 + (lane % 4) * 2 + i % 2;
+          const int32_t key = first_key + in_tile;
+          float score = scores[column][i];
+          if (has_key_scales) score *= key_scales[ring][in_tile];
+          if (p.softcap > 0.0f) {
+            score = p.softcap * tanhf(score * score_scale / p.softcap) * kLog2E;
+          } else {
+            score *= score_scale_log2;
+          }
+          if (p.alibi_slopes != nullptr) score += slope[row] * static_cast<float>(key - query_position[row]);
+          bool is_seen = places[ring][in_tile].block != nullptr && packed_row[row] < rows.num_rows;
+          if (is_tree) {
+            const int32_t new_index = key - first_position;
+            if (is_seen && new_index >= 0) {
+              is_seen = p.tree_mask[(rows.first_token + query_index[row]) * p.tree_mask_stride + new_index] != 0;
+            }
+          } else if (p.is_causal) {
+            is_seen = is_seen && key <= query_position[row];
+          }
+          if (p.window > 0) is_seen = is_seen && key > query_position[row] - p.window;
+          scores[column][i] = is_seen ? score : -INFINITY;
+          tile_largest[row] = fmaxf(tile_largest[row], scores[column][i]);
+        }
+      }
+    }
+    float shrink[2], safe_largest[2];
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      tile_largest[row] = fmaxf(tile_largest[row], __shfl_xor_sync(0xffffffffu, tile_largest[row], 1));
+      tile_largest[row] = fmaxf(tile_largest[row], __shfl_xor_sync(0xffffffffu, tile_largest[row], 2));
+      const float new_largest = fmaxf(largest[row], tile_largest[row]);
+      safe_largest[row] = new_largest == -INFINITY ? 0.0f : new_largest;
+      shrink[row] = exp2f(largest[row] - safe_largest[row]);
+      largest[row] = new_largest;
+      sum[row] *= shrink[row];
+    }
+#pragma unroll
+    for (int column = 0; column < kDimTiles; ++column) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) out[column][i] *= shrink[i / 2];
+    }
+    uint32_t weights[kKeyTiles / 2][4];
+#pragma unroll
+    for (int column = 0; column < kKeyTiles; ++column) {
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        float first = exp2f(scores[column][2 * row] - safe_largest[row]);
+        float second = exp2f(scores[column][2 * row + 1] - safe_largest[row]);
+        sum[row] += first + second;
+        if (has_key_scales) {
+          const int in_tile = warp_key + column * 8 + (lane % 4) * 2;
+          first *= value_scales[ring][in_tile];
+          second *= value_scales[ring][in_tile + 1];
+        }
+        weights[column / 2][(column % 2) * 2 + row] = pack_pair<T>(first, second);
+      }
+    }
+    // Output [16, kDim] += weights values.
+#pragma unroll
+    for (int step = 0; step < kKeyTiles / 2; ++step) {
+#pragma unroll
+      for (int pair = 0; pair < kDimTiles / 2; ++pair) {
+        uint32_t value_fragment[4];
+        load_matrices_transposed(
+            value_fragment, values + (warp_key + step * 16 + value_key) * Traits::kRowStride + pair * 16 + value_dim);
+        multiply_add<T>(out[2 * pair], weights[step], value_fragment[0], value_fragment[1]);
+        multiply_add<T>(out[2 * pair + 1], weights[step], value_fragment[2], value_fragment[3]);
+      }
+    }
+    if (tile + 2 < num_tiles) store_place((tile + 2) % 3, next_block, next_offset);
+    __syncthreads();
+    if (Traits::kStages == 1 && tile + 1 < num_tiles) loader.fetch(places[(tile + 1) % 3], 0);
+  }
+
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    sum[row] += __shfl_xor_sync(0xffffffffu, sum[row], 1);
+    sum[row] += __shfl_xor_sync(0xffffffffu, sum[row], 2);
+  }
+
+  const float value_scale = has_key_scales ? 1.0f / Traits::kLargestCode : p.kv.v_scale[kv_head];
+  const bool is_split = num_parts > 1;
+  // Writes a pair of neighbouring dims; factor normalises them.
+  const auto write_pair = [&](int32_t packed, int dim, float first, float second, float factor) {
+    const int64_t token = rows.first_token + packed / group;
+    const int64_t query_head = kv_head * group + packed % group;
+    if (is_split) {
+      const int64_t index = (static_cast<int64_t>(split) * p.tables.num_tokens + token) * p.num_heads + query_head;
+      *reinterpret_cast<float2 *>(launch.partial_out + index * kDim + dim) = {first * factor, second * factor};
+    } else {
+      *reinterpret_cast<uint32_t *>(static_cast<T *>(p.out) + token * p.out_token_stride +
+                                    query_head * p.out_head_stride + dim) =
+          pack_pair<T>(first * factor, second * factor);
+    }
+  };
+  // Writes the lse of a row and returns the factor of its output.
+  const auto finish_row = [&](int32_t packed, float row_largest, float row_sum, bool writes) {
+    const int64_t token = rows.first_token + packed / group;
+    const int32_t query_head = kv_head * group + packed % group;
+    float lse = row_sum == 0.0f ? -INFINITY : row_largest + log2f(row_sum);
+    float factor = row_sum == 0.0f ? 0.0f : value_scale / row_sum;
+    if (is_split) {
+      const int64_t index = (static_cast<int64_t>(split) * p.tables.num_tokens + token) * p.num_heads + query_head;
+      if (writes) launch.partial_lse[index] = lse;
+      return factor;
+    }
+    const float full = add_sink(p, query_head, lse);
+    if (full != lse) factor *= exp2f(lse - full);
+    if (writes && p.lse != nullptr) {
+      p.lse[token * p.lse_token_stride + query_head * p.lse_head_stride] = full * kLn2;
+    }
+    return factor;
+  };
+
+  if constexpr (!Traits::kSharesRows) {
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      if (packed_row[row] >= rows.num_rows) continue;
+      const float factor = finish_row(packed_row[row], largest[row], sum[row], lane % 4 == 0);
+#pragma unroll
+      for (int column = 0; column < kDimTiles; ++column) {
+        write_pair(packed_row[row], column * 8 + (lane % 4) * 2, out[column][2 * row], out[column][2 * row + 1],
+                   factor);
+      }
+    }
+  } else {
+    // Merge the warps' states: out [warp, row, dim], then maximum and sum [warp, row]. They take the place of the
+    // queries, which a warp may still be reading if there were no keys.
+    if (num_tiles == 0) __syncthreads();
+    float *merged_out = reinterpret_cast<float *>(shared);
+    float *merged_largest = merged_out + kWarps * Traits::kRows * kDim;
+    float *merged_sum = merged_largest + kWarps * Traits::kRows;
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      const int tile_row = lane / 4 + row * 8;
+      float *target = merged_out + (warp * Traits::kRows + tile_row) * kDim;
+#pragma unroll
+      for (int column = 0; column < kDimTiles; ++column) {
+        *reinterpret_cast<float2 *>(target + column * 8 + (lane % 4) * 2) = {out[column][2 * row],
+                                                                             out[column][2 * row + 1]};
+      }
+      if (lane % 4 == 0) {
+        merged_largest[warp * Traits::kRows + tile_row] = largest[row];
+        merged_sum[warp * Traits::kRows + tile_row] = sum[row];
+      }
+    }
+    __syncthreads();
+    for (int tile_row = warp; tile_row < Traits::kRows; tile_row += kWarps) {
+      const int32_t packed = rows.first_row + tile_row;
+      if (packed >= rows.num_rows) break;
+      float row_largest = -INFINITY;
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) row_largest = fmaxf(row_largest, merged_largest[w * Traits::kRows + tile_row]);
+      const float safe = row_largest == -INFINITY ? 0.0f : row_largest;
+      float shares[kWarps], row_sum = 0.0f;
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) {
+        shares[w] = exp2f(merged_largest[w * Traits::kRows + tile_row] - safe);
+        row_sum += shares[w] * merged_sum[w * Traits::kRows + tile_row];
+      }
+      const float factor = finish_row(packed, row_largest, row_sum, lane == 0);
+      for (int dim = lane * 2; dim < kDim; dim += 64) {
+        float first = 0.0f, second = 0.0f;
+#pragma unroll
+        for (int w = 0; w < kWarps; ++w) {
+          const float2 part =
+              *reinterpret_cast<const float2 *>(merged_out + (w * Traits::kRows + tile_row) * kDim + dim);
+          first += shares[w] * part.x;
+          second += shares[w] * part.y;
+        }
+        write_pair(packed, dim, first, second, factor);
+      }
+    }
+  }
+}
+
+}  // namespace pkv

@@ -1,0 +1,49 @@
+// How an attend is cut into thread blocks: from bounds that the host knows, so that a captured launch serves every
+// later step within them.
+#pragma once
+
+#include "backend/params.h"
+
+namespace pkv {
+
+constexpr int kTileKeys = 64;        // keys per step of the inner loop
+constexpr int kNarrowTileRows = 16;  // query rows (token, head of the group) per thread block: decode
+constexpr int kWideTileRows = 64;    // and prefill
+constexpr int kAttendWarps = 4;
+constexpr int kAttendStaticSharedBytes = 5120;  // at most
+
+// Elements from row to row of a tile in shared memory: an odd number of 16-byte units, so that eight rows of a matrix
+// load lie in different banks.
+constexpr int tile_row_stride(int head_dim) { return head_dim + 8; }
+
+// Dynamic shared memory of a kernel: queries, `num_stages` of K and V, with 8-bit K and V one widened tile of each. The
+// merge of the warps of a narrow tile reuses it: output, maximum and sum of every warp.
+constexpr int attend_shared_bytes(int head_dim, bool is_widened, int tile_rows, int num_stages) {
+  const int tile_bytes = kTileKeys * tile_row_stride(head_dim) * 2;
+  const int stage_bytes = is_widened ? kTileKeys * head_dim : tile_bytes;
+  const int loop_bytes =
+      tile_rows * tile_row_stride(head_dim) * 2 + 2 * num_stages * stage_bytes + (is_widened ? 2 * tile_bytes : 0);
+  const int merge_bytes = tile_rows == kNarrowTileRows ? kAttendWarps * tile_rows * (head_dim + 2) * 4 : 0;
+  return loop_bytes > merge_bytes ? loop_bytes : merge_bytes;
+}
+
+// What a device offers to a launch.
+struct AttendDevice {
+  int num_processors;    // multiprocessors
+  int max_shared_bytes;  // dynamic, per thread block
+};
+
+struct AttendPlan {
+  int tile_rows;        // kNarrowTileRows or kWideTileRows
+  int num_stages;       // of K and V in shared memory: 2, or 1 where the device has little
+  int64_t num_tiles;    // thread blocks in x that hold query rows
+  int num_splits;       // thread blocks in z that share the keys of a tile of rows
+  int chunk_tiles;      // tiles of keys in a row that one of them takes; then comes the next one's chunk
+};
+
+AttendPlan plan_attend(const AttendParams &params, const AttendDevice &device);
+
+// Room for partial results that a batch keeps; a plan splits only as far as it goes.
+uint64_t attend_workspace_bytes(int head_dim);
+
+}  // namespace pkv

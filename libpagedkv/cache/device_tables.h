@@ -1,0 +1,64 @@
+// The tables of a batch on a device with memory of its own, at fixed addresses: the arrays of a step, and the block
+// table, of which only changed entries travel. One mutating thread at a time, the cache's.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "backend/backend.h"
+#include "base/shared_array.h"
+
+namespace pkv {
+
+struct TableChange {
+  int64_t index;  // in the block table
+  int32_t value;
+};
+
+// Memory of a device, released with its owner.
+class DeviceArray {
+ public:
+  DeviceArray() = default;
+  ~DeviceArray() { reset(); }
+  DeviceArray(const DeviceArray &) = delete;
+  DeviceArray &operator=(const DeviceArray &) = delete;
+
+  // Replaces the memory; on failure it stays as it was. 0 bytes: none.
+  Status allocate(Backend *backend, uint64_t bytes);
+  template <class T>
+  T *as() const {
+    return static_cast<T *>(memory_.base);
+  }
+
+ private:
+  void reset();
+  Backend *backend_ = nullptr;
+  DeviceMemory memory_;
+};
+
+class DeviceTables {
+ public:
+  static Status create(Backend *backend, int64_t max_sequences, int64_t max_tokens, int64_t num_blocks,
+                       int32_t head_dim, std::unique_ptr<DeviceTables> *out);
+
+  // Room for a block table of so many entries, all -1.
+  Status resize_block_table(int64_t size);
+  // Queues the upload of a step. tables: on the host.
+  Status upload(const StepTables &host, const std::vector<TableChange> &changes, pkv_stream stream);
+  Status upload_block_pointers(const int64_t *pointers, int64_t count);
+
+  // host with the addresses of the device.
+  StepTables view(const StepTables &host) const;
+  const int64_t *block_pointers() const { return block_pointers_.as<int64_t>(); }
+  void *workspace() const { return workspace_.as<void>(); }
+
+ private:
+  DeviceTables(Backend *backend, int64_t max_changes) : backend_(backend), max_changes_(max_changes) {}
+
+  Backend *const backend_;
+  const int64_t max_changes_;  // of the block table in one slot of staging memory
+  std::unique_ptr<TableUploader> uploader_;
+  DeviceArray seq_lens_, cu_seqlens_q_, slot_mapping_, positions_, block_table_, block_pointers_, workspace_;
+};
+
+}  // namespace pkv

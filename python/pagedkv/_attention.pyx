@@ -1,0 +1,226 @@
+# cython: language_level=3, binding=True
+"""The kernels: write_kv and attend (methods of Cache), merge_states, and the settings of the host's kernels."""
+from libc.math cimport isfinite
+from libc.stdint cimport int32_t
+from libc.string cimport memset
+
+import numpy
+
+from pagedkv._arrays cimport as_double, as_int32, as_int64, as_stream, as_text, describe
+from pagedkv._batch cimport Batch
+from pagedkv._cache cimport Cache
+from pagedkv._errors import BusyError, InvalidArgumentError, UnsupportedError
+from pagedkv._errors cimport check
+from pagedkv._tensors cimport DEVICE_CUDA, DEVICE_HOST, TensorView, as_tensor
+from pagedkv.abi cimport (
+    PKV_BFLOAT16, PKV_DTYPE_NONE, PKV_FLOAT16, PKV_FLOAT32, PKV_FLOAT8_E4M3, PKV_FLOAT8_E5M2, PKV_OFF, PKV_ON,
+    pkv_attend, pkv_attend_options, pkv_dtype, pkv_dtype_name, pkv_host_isa, pkv_host_num_threads, pkv_host_set_isa,
+    pkv_host_set_num_threads, pkv_merge_states, pkv_status, pkv_stream, pkv_tensor, pkv_write_kv)
+
+
+cdef int require_device(TensorView view, bint is_host, str name) except -1:
+    if view.device == (DEVICE_CUDA if is_host else DEVICE_HOST):
+        raise InvalidArgumentError(f"{name} is in {'CUDA' if is_host else 'host'} memory, but the call works on "
+                                   f"{'the host' if is_host else 'a CUDA device'}")
+    return 0
+
+
+cdef pkv_dtype find_byte_dtype(Cache cache) noexcept:
+    # What uint8 stands for: the cache's own float8.
+    cdef pkv_dtype dtype = cache.layout._group.dtype
+    return dtype if dtype == PKV_FLOAT8_E4M3 or dtype == PKV_FLOAT8_E5M2 else PKV_DTYPE_NONE
+
+
+cdef int enter_kernel(Cache cache, object batch) except -1:
+    # Kernels run beside a mutation of the cache, but not beside a prepare of their batch.
+    cache.require_open()
+    if not isinstance(batch, Batch):
+        raise InvalidArgumentError(f"batch must be a Batch, got {describe(batch)}")
+    (<Batch> batch).require_open()
+    if (<Batch> batch)._cache is not cache:
+        raise InvalidArgumentError("batch belongs to another cache")
+    if (<Batch> batch)._is_preparing:
+        raise BusyError("the batch is being prepared by another thread")
+    return 0
+
+
+cdef int write_kv(Cache cache, object layer, object batch, object k, object v, object stream,
+                  object rope) except -1:
+    cdef pkv_stream handle = NULL
+    cdef pkv_status status
+    cdef int32_t index = as_int32(layer, "layer")
+    cdef TensorView keys, values
+    cdef pkv_dtype byte_dtype
+    cdef Batch step
+    enter_kernel(cache, batch)
+    if rope is not None:
+        raise UnsupportedError("rope is not available: give k with the rotation applied")
+    as_stream(stream, &handle)
+    byte_dtype = find_byte_dtype(cache)
+    keys = as_tensor(k, "k", byte_dtype, False)
+    values = as_tensor(v, "v", byte_dtype, False)
+    require_device(keys, cache._is_host, "k")
+    require_device(values, cache._is_host, "v")
+    enter_kernel(cache, batch)  # again: reading arrays may have run Python code
+    step = <Batch> batch
+    cache._num_kernels += 1
+    step._num_kernels += 1
+    with nogil:
+        status = pkv_write_kv(cache._cache, index, step._batch, &keys.tensor, &values.tensor, handle)
+    cache._num_kernels -= 1
+    step._num_kernels -= 1
+    return check(status)
+
+
+cdef object empty_like(TensorView view, object value, tuple shape):
+    # numpy's zeros of the dtype that `value` has, or of its bits.
+    if isinstance(value, numpy.ndarray):
+        return numpy.zeros(shape, value.dtype)
+    if view.tensor.dtype == PKV_FLOAT32:
+        return numpy.zeros(shape, numpy.float32)
+    if view.tensor.dtype == PKV_FLOAT16:
+        return numpy.zeros(shape, numpy.float16)
+    if view.tensor.dtype == PKV_BFLOAT16:
+        return numpy.zeros(shape, numpy.uint16)
+    raise InvalidArgumentError(f"attention is computed in float32, float16 or bfloat16, got "
+                               f"{pkv_dtype_name(view.tensor.dtype).decode()}")
+
+
+cdef float as_float(object value, str name) except? -1.0:
+    # A number that float32 holds, other than 0, which the C library takes for its default.
+    cdef float result = <float> as_double(value, name)
+    if result == 0 or not isfinite(result):
+        raise InvalidArgumentError(f"{name} must be finite and not zero, got {value!r}")
+    return result
+
+
+cdef TensorView as_optional(object value, str name, bint is_host, bint is_written):
+    cdef TensorView view
+    if value is None:
+        return None
+    view = as_tensor(value, name, PKV_DTYPE_NONE, is_written)
+    require_device(view, is_host, name)
+    return view
+
+
+cdef object attend(Cache cache, object layer, object batch, object q, object out, object stream, object scale,
+                   object causal, object window, object softcap, object sinks, object alibi_slopes, object tree_mask,
+                   object lse):
+    cdef pkv_attend_options options
+    cdef pkv_status status
+    cdef int32_t index = as_int32(layer, "layer")
+    cdef TensorView query, result, sink_view, slope_view, lse_view
+    cdef Batch step
+    enter_kernel(cache, batch)
+    if tree_mask is not None:
+        raise UnsupportedError("tree_mask is not available")
+    memset(&options, 0, sizeof(options))
+    options.struct_size = sizeof(options)
+    as_stream(stream, &options.stream)
+    options.causal = PKV_ON if causal else PKV_OFF
+    if scale is not None:
+        options.scale = as_float(scale, "scale")
+    if window is not None:
+        options.window = as_int64(window, "window")
+        if options.window <= 0:
+            raise InvalidArgumentError(f"window must be at least 1 or None, got {window}")
+    if softcap is not None:
+        options.softcap = as_float(softcap, "softcap")
+        if options.softcap < 0:
+            raise InvalidArgumentError(f"softcap must be positive or None, got {softcap!r}")
+    query = as_tensor(q, "q", PKV_DTYPE_NONE, False)
+    require_device(query, cache._is_host, "q")
+    if out is None:
+        if not cache._is_host:
+            raise InvalidArgumentError(f"out must be given on {cache.device}: a launch allocates nothing")
+        if query.tensor.ndim != 3:
+            raise InvalidArgumentError("q must be [num_tokens, num_heads, head_dim], got "
+                                       f"{query.tensor.ndim} dimensions")
+        out = empty_like(query, q, (query.tensor.shape[0], query.tensor.shape[1], cache.layout.v_head_dim))
+    result = as_tensor(out, "out", PKV_DTYPE_NONE, True)
+    require_device(result, cache._is_host, "out")
+    sink_view = as_optional(sinks, "sinks", cache._is_host, False)
+    slope_view = as_optional(alibi_slopes, "alibi_slopes", cache._is_host, False)
+    lse_view = as_optional(lse, "lse", cache._is_host, True)
+    options.sinks = &sink_view.tensor if sink_view is not None else NULL
+    options.alibi_slopes = &slope_view.tensor if slope_view is not None else NULL
+    options.lse = &lse_view.tensor if lse_view is not None else NULL
+    enter_kernel(cache, batch)  # again: reading arrays may have run Python code
+    step = <Batch> batch
+    cache._num_kernels += 1
+    step._num_kernels += 1
+    with nogil:
+        status = pkv_attend(cache._cache, index, step._batch, &query.tensor, &result.tensor, &options)
+    cache._num_kernels -= 1
+    step._num_kernels -= 1
+    check(status)
+    return out
+
+
+def merge_states(out_a, lse_a, out_b, lse_b, out=None, lse=None, stream=0):
+    """Combines attention over two disjoint sets of keys; returns (out, lse).
+
+    out_*: [num_tokens, num_heads, dim] of one dtype; lse_*: float32 [num_tokens, num_heads]. out and lse may be one of
+    the inputs. On the host they are made where they are not given; on CUDA out must be given, and without lse none is
+    returned."""
+    cdef pkv_stream handle = NULL
+    cdef pkv_status status
+    cdef TensorView a, b, result, a_lse, b_lse, lse_view = None
+    cdef pkv_tensor *lse_tensor = NULL
+    cdef bytes device = b"host"
+    cdef const char *name
+    cdef bint is_host = True
+    as_stream(stream, &handle)
+    a = as_tensor(out_a, "out_a", PKV_DTYPE_NONE, False)
+    a_lse = as_tensor(lse_a, "lse_a", PKV_DTYPE_NONE, False)
+    b = as_tensor(out_b, "out_b", PKV_DTYPE_NONE, False)
+    b_lse = as_tensor(lse_b, "lse_b", PKV_DTYPE_NONE, False)
+    for view in (a, a_lse, b, b_lse):
+        if (<TensorView> view).device == DEVICE_CUDA:
+            is_host = False
+            device = f"cuda:{(<TensorView> view).ordinal}".encode()
+    require_device(a, is_host, "out_a")
+    require_device(a_lse, is_host, "lse_a")
+    require_device(b, is_host, "out_b")
+    require_device(b_lse, is_host, "lse_b")
+    if out is None:
+        if not is_host:
+            raise InvalidArgumentError("out must be given on CUDA: a launch allocates nothing")
+        out = empty_like(a, out_a, tuple([a.tensor.shape[i] for i in range(a.tensor.ndim)]))
+    if lse is None and is_host:
+        lse = numpy.zeros(tuple([a_lse.tensor.shape[i] for i in range(a_lse.tensor.ndim)]), numpy.float32)
+    result = as_tensor(out, "out", PKV_DTYPE_NONE, True)
+    require_device(result, is_host, "out")
+    lse_view = as_optional(lse, "lse", is_host, True)
+    if lse_view is not None:
+        lse_tensor = &lse_view.tensor
+    name = device
+    with nogil:
+        status = pkv_merge_states(name, &a.tensor, &a_lse.tensor, &b.tensor, &b_lse.tensor, &result.tensor, lse_tensor,
+                                  handle)
+    check(status)
+    return out, lse
+
+
+# ---- Settings of the host's kernels, for the whole process
+
+
+def set_num_threads(n):
+    """Threads of the host kernels; 0: one for each processor that the process may use."""
+    check(pkv_host_set_num_threads(as_int32(n, "n")))
+
+
+def num_threads():
+    """Threads of the host kernels."""
+    return pkv_host_num_threads()
+
+
+def set_isa(name):
+    """Instruction set of the host kernels: "auto", "reference", "scalar", "avx2" or "avx512"."""
+    cdef bytes text = as_text(name, "isa")
+    check(pkv_host_set_isa(text))
+
+
+def isa():
+    """Instruction set of the host kernels."""
+    return pkv_host_isa().decode()

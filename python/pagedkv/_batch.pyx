@@ -1,0 +1,441 @@
+# cython: language_level=3, binding=True
+# cython: boundscheck=False, wraparound=False
+"""A batch: one step's view of a cache."""
+cimport cython
+from cpython.list cimport PyList_GET_SIZE
+from cpython.long cimport PyLong_AsLongLongAndOverflow
+from libc.stdint cimport uint32_t, uintptr_t
+from libc.stdlib cimport free, realloc
+from libc.string cimport memcpy, memset
+
+from pagedkv._arrays cimport (
+    IntView, as_int32, as_int64, as_positive, as_stream, describe, release_ints, view_ints, wrap_array)
+from pagedkv._dlpack cimport DL_INT, find_device, make_capsule
+from pagedkv._errors import BusyError, InvalidArgumentError, NotFoundError
+from pagedkv._errors cimport check
+from pagedkv._sequence cimport Sequence
+from pagedkv.abi cimport (
+    PKV_BLOCK_POINTERS, PKV_BLOCK_TABLE, PKV_CU_SEQLENS_Q, PKV_FORMAT_CSR, PKV_FORMAT_POINTERS, PKV_FORMAT_TABLE,
+    PKV_INDICES, PKV_INDPTR, PKV_LAST_BLOCK_LEN, PKV_OFF, PKV_ON, PKV_POSITIONS, PKV_SEQ_LENS, PKV_SLOT_MAPPING,
+    PKV_INT32, pkv_array, pkv_batch_create, pkv_batch_destroy, pkv_batch_discard, pkv_batch_get_device_table,
+    pkv_batch_get_info, pkv_batch_get_table, pkv_batch_options, pkv_batch_prepare, pkv_prepare_options, pkv_status)
+
+cdef dict FORMATS = {"table": PKV_FORMAT_TABLE, "csr": PKV_FORMAT_CSR, "pointers": PKV_FORMAT_POINTERS}
+
+
+cdef int64_t as_padding(object value, str name) except -1:
+    # None or 0: none.
+    cdef int64_t result
+    if value is None:
+        return 0
+    result = as_int64(value, name)
+    if result < 0:
+        raise InvalidArgumentError(f"{name} must not be negative, got {result}")
+    return result
+
+
+@cython.no_gc_clear
+cdef class DeviceTable:
+    """A table on the device: DLPack, __cuda_array_interface__, and ptr, shape, strides (bytes) and dtype to build on.
+
+    It shows the same memory after every prepare until batch.generation changes. While it lives the batch cannot be
+    closed."""
+
+    def __init__(self):
+        raise TypeError("taken from a batch: batch.device_block_table and the like")
+
+    @staticmethod
+    cdef DeviceTable make(Batch batch, pkv_batch_table table):
+        cdef pkv_array array
+        cdef DeviceTable result = DeviceTable.__new__(DeviceTable)
+        memset(&array, 0, sizeof(array))
+        check(pkv_batch_get_device_table(batch._batch, table, &array))
+        result.ptr = <uintptr_t> array.data
+        result.shape = tuple([array.shape[i] for i in range(array.ndim)])
+        result.strides = tuple([array.strides[i] for i in range(array.ndim)])
+        result.dtype = "int32" if array.dtype == PKV_INT32 else "int64"
+        result.device = batch._cache.device
+        result._batch = batch
+        batch._num_device_tables += 1
+        return result
+
+    def __dealloc__(self):
+        if self._batch is not None:
+            self._batch._num_device_tables -= 1
+
+    @property
+    def __cuda_array_interface__(self):
+        return {"shape": self.shape, "typestr": "<i4" if self.dtype == "int32" else "<i8", "data": (self.ptr, True),
+                "strides": self.strides, "version": 3}
+
+    def __dlpack_device__(self):
+        return find_device(self.device)
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        cdef int item_bytes = 4 if self.dtype == "int32" else 8
+        options = {"max_version": max_version, "dl_device": dl_device, "copy": copy}
+        return make_capsule(self, <void *> <uintptr_t> self.ptr, self.device, self.shape,
+                            tuple([stride // item_bytes for stride in self.strides]), DL_INT, 8 * item_bytes, True,
+                            options)
+
+    def __reduce__(self):
+        raise TypeError("tables of a device cannot be pickled or copied")
+
+    def __repr__(self):
+        return f"<pagedkv.DeviceTable {self.dtype} {list(self.shape)} on {self.device}>"
+
+
+@cython.no_gc_clear
+cdef class Batch:
+    """Batch(cache, max_sequences, max_tokens, max_sequence_length=None, num_heads=None, formats=("table",))\n--\n\n\
+One step's view of a cache, made by Cache.batch(): tables at fixed addresses, refilled by each prepare().
+
+    Tables are read-only numpy views of the last prepare. Their memory stays valid whatever is closed; the next prepare
+    refills it. device_* are the same tables on the device of the cache."""
+
+    def __init__(self, Cache cache, max_sequences, max_tokens, max_sequence_length=None, num_heads=None,
+                 formats=("table",)):
+        cdef pkv_batch_options options
+        cdef uint32_t bits = PKV_FORMAT_TABLE
+        if self._batch != NULL:
+            raise InvalidArgumentError("the batch was made already")
+        if cache is None:
+            raise InvalidArgumentError("cache must be a Cache, got None")
+        memset(&options, 0, sizeof(options))
+        options.struct_size = sizeof(options)
+        options.max_sequences = as_positive(max_sequences, "max_sequences")
+        options.max_tokens = as_positive(max_tokens, "max_tokens")
+        if max_sequence_length is not None:
+            options.max_sequence_length = as_positive(max_sequence_length, "max_sequence_length")
+        if num_heads is not None:
+            options.num_heads = as_int32(num_heads, "num_heads")
+            as_positive(num_heads, "num_heads")
+        if isinstance(formats, str):
+            formats = (formats,)
+        elif not isinstance(formats, (tuple, list, set, frozenset)):
+            raise InvalidArgumentError(f"formats must be a tuple of names, got {describe(formats)}")
+        for format in formats:
+            if not isinstance(format, str) or format not in FORMATS:
+                raise InvalidArgumentError(f"formats must be of {', '.join(map(repr, FORMATS))}, got "
+                                           f"{describe(format)}")
+            bits |= <uint32_t> FORMATS[format]
+        options.formats = bits
+        cache.enter()
+        check(pkv_batch_create(cache._cache, &options, &self._batch))
+        self._cache = cache
+        self.max_sequences = options.max_sequences
+        self.max_tokens = options.max_tokens
+        self.max_sequence_length = options.max_sequence_length or None
+        self.num_heads = options.num_heads or None
+        self.formats = tuple([format for format in FORMATS if bits & <uint32_t> FORMATS[format]])
+        cache._batches.add(self)
+
+    def __dealloc__(self):
+        if self._batch != NULL:
+            pkv_batch_destroy(self._batch)
+            self._batch = NULL
+        free(self._ids)
+        free(self._counts)
+
+    cdef int require_open(self) except -1:
+        if self._batch == NULL:
+            raise InvalidArgumentError("batch is closed")
+        return 0
+
+    cdef int enter(self) except -1:
+        self.require_open()
+        if self._is_preparing:
+            raise BusyError("the batch is being prepared by another thread")
+        return self._cache.enter()
+
+    cdef int require_unused(self) except -1:
+        if self._is_preparing or self._num_kernels > 0:
+            raise BusyError("close while the batch is in use")
+        if self._num_device_tables > 0:
+            raise BusyError(f"close while {self._num_device_tables} of the batch's device tables are in use")
+        return 0
+
+    cdef int reserve(self, Py_ssize_t count) except -1:
+        cdef Py_ssize_t capacity
+        cdef void *larger
+        if count <= self._capacity:
+            return 0
+        capacity = max(count, 2 * self._capacity, 64)
+        larger = realloc(self._ids, <size_t> capacity * sizeof(pkv_sequence))
+        if larger == NULL:
+            raise MemoryError()
+        self._ids = <pkv_sequence *> larger
+        larger = realloc(self._counts, <size_t> capacity * sizeof(int64_t))
+        if larger == NULL:
+            raise MemoryError()
+        self._counts = <int64_t *> larger
+        self._capacity = capacity
+        return 0
+
+    cdef int read_sequences(self, list sequences) except -1:
+        cdef Py_ssize_t i = 0
+        cdef Sequence sequence
+        for item in sequences:
+            if not isinstance(item, Sequence):
+                raise InvalidArgumentError(f"sequences[{i}] must be a Sequence, got {describe(item)}")
+            sequence = <Sequence> item
+            if sequence._id == 0:
+                raise NotFoundError(f"sequences[{i}] is closed")
+            if sequence._cache is not self._cache:
+                raise InvalidArgumentError(f"sequences[{i}] belongs to another cache")
+            self._ids[i] = sequence._id
+            i += 1
+        return 0
+
+    cdef int read_counts(self, object counts, Py_ssize_t count) except -1:
+        cdef IntView view
+        cdef Py_ssize_t i = 0
+        cdef int overflow = 0
+        if type(counts) is list and PyList_GET_SIZE(counts) == count:
+            for item in <list> counts:  # of plain ints in most steps; others are left to view_ints
+                if type(item) is not int or i == count:
+                    break
+                self._counts[i] = PyLong_AsLongLongAndOverflow(item, &overflow)
+                if overflow:
+                    break
+                i += 1
+            if i == count:
+                return 0
+        view_ints(counts, "counts", sizeof(int64_t), &view)
+        try:
+            if view.count != count:
+                raise InvalidArgumentError(f"sequences and counts must be equally many, got {count} and {view.count}")
+            memcpy(self._counts, view.data, <size_t> count * sizeof(int64_t))
+        finally:
+            release_ints(&view)
+        return 0
+
+    def prepare(self, sequences, counts, tokens=None, stream=0, register=True, pad_sequences=None, pad_tokens=None,
+                max_query_len=None):
+        """Appends counts[i] tokens to sequences[i], for all of them or none, and fills the tables.
+
+        tokens: flat, in the order of the sequences; -1 is a token not known yet, None means that none is known.
+        register=False leaves it to Sequence.commit() to make full blocks findable. pad_sequences and pad_tokens pad the
+        tables with sequences of length 0 and tokens of slot -1; max_query_len is a bound on counts that the choice of
+        kernel may depend on. OutOfBlocksError and NeverFitsError carry the index of the first sequence that does not
+        fit."""
+        cdef pkv_prepare_options options
+        cdef IntView view
+        cdef pkv_status status
+        cdef list items
+        cdef Py_ssize_t count
+        cdef Cache cache = self._cache
+        memset(&options, 0, sizeof(options))
+        options.struct_size = sizeof(options)
+        as_stream(stream, &options.stream)
+        options.register_blocks = PKV_ON if register else PKV_OFF
+        options.pad_sequences = as_padding(pad_sequences, "pad_sequences")
+        options.pad_tokens = as_padding(pad_tokens, "pad_tokens")
+        options.max_query_len = as_padding(max_query_len, "max_query_len")
+        if isinstance(sequences, list):
+            items = <list> sequences
+        elif isinstance(sequences, tuple):
+            items = list(sequences)
+        else:
+            raise InvalidArgumentError(f"sequences must be a list of Sequence, got {describe(sequences)}")
+        memset(&view, 0, sizeof(view))
+        if tokens is not None:
+            view_ints(tokens, "tokens", sizeof(int64_t), &view)
+        try:
+            self.enter()
+            if self._num_kernels > 0:
+                raise BusyError("the batch is read by a running kernel; overlapping steps use two batches")
+            # Busy from here on: reading the lists may run Python code, and so let other threads in.
+            cache._is_busy = self._is_preparing = True
+            try:
+                count = PyList_GET_SIZE(items)
+                self.reserve(count)
+                self.read_counts(counts, count)
+                if PyList_GET_SIZE(items) != count:
+                    raise InvalidArgumentError("sequences changed its length while it was read")
+                self.read_sequences(items)
+                with nogil:
+                    status = pkv_batch_prepare(self._batch, self._ids, self._counts, count,
+                                               <const int64_t *> view.data, view.count, &options)
+            finally:
+                cache._is_busy = self._is_preparing = False
+            check(status)
+        finally:
+            release_ints(&view)
+
+    cdef int discard(self) except -1:
+        self.enter()
+        if self._num_kernels > 0:
+            raise BusyError("the batch is read by a running kernel")
+        return check(pkv_batch_discard(self._batch))
+
+    def close(self):
+        """Gives its memory back; taken tables stay valid. BusyError while kernels read it; again does nothing."""
+        if self._batch == NULL:
+            return
+        self.require_unused()
+        self._cache.enter()
+        pkv_batch_destroy(self._batch)
+        self._batch = NULL
+        self._cache._batches.discard(self)
+
+    def __enter__(self):
+        self.require_open()
+        return self
+
+    def __exit__(self, *exception):
+        self.close()
+
+    def __repr__(self):
+        cdef pkv_batch_info info
+        if self._batch == NULL:
+            return "<pagedkv.Batch closed>"
+        if self._is_preparing:
+            return "<pagedkv.Batch being prepared>"
+        self.get_info(&info)
+        return f"<pagedkv.Batch of {info.num_sequences} sequences, {info.num_tokens} tokens>"
+
+    # ---- Tables
+
+    cdef int get_info(self, pkv_batch_info *out) except -1:
+        self.require_open()
+        if self._is_preparing:
+            raise BusyError("the batch is being prepared by another thread")
+        memset(out, 0, sizeof(out[0]))
+        out.struct_size = sizeof(out[0])
+        return check(pkv_batch_get_info(self._batch, out))
+
+    cdef object get_table(self, pkv_batch_table table):
+        cdef pkv_array array
+        self.require_open()
+        if self._is_preparing:
+            raise BusyError("the batch is being prepared by another thread")
+        memset(&array, 0, sizeof(array))
+        check(pkv_batch_get_table(self._batch, table, &array))
+        return wrap_array(&array)
+
+    cdef object get_device_table(self, pkv_batch_table table):
+        self.require_open()
+        if self._cache._is_host:
+            return self.get_table(table)
+        if self._is_preparing:
+            raise BusyError("the batch is being prepared by another thread")
+        return DeviceTable.make(self, table)
+
+    @property
+    def cache(self):
+        return self._cache
+
+    @property
+    def num_sequences(self):
+        """Of the last prepare, padding included."""
+        cdef pkv_batch_info info
+        self.get_info(&info)
+        return info.num_sequences
+
+    @property
+    def num_tokens(self):
+        """Of the last prepare, padding included."""
+        cdef pkv_batch_info info
+        self.get_info(&info)
+        return info.num_tokens
+
+    @property
+    def max_query_len(self):
+        cdef pkv_batch_info info
+        self.get_info(&info)
+        return info.max_query_len
+
+    @property
+    def max_seq_len(self):
+        cdef pkv_batch_info info
+        self.get_info(&info)
+        return info.max_seq_len
+
+    @property
+    def generation(self):
+        """Changes when a table moves."""
+        cdef pkv_batch_info info
+        self.get_info(&info)
+        return info.generation
+
+    @property
+    def block_table(self):
+        """int32 [num_sequences, blocks of the longest]; -1 beyond a sequence's blocks."""
+        return self.get_table(PKV_BLOCK_TABLE)
+
+    @property
+    def seq_lens(self):
+        """int32 [num_sequences], the new tokens included."""
+        return self.get_table(PKV_SEQ_LENS)
+
+    @property
+    def cu_seqlens_q(self):
+        """int32 [num_sequences + 1]: prefix sums of the counts."""
+        return self.get_table(PKV_CU_SEQLENS_Q)
+
+    @property
+    def slot_mapping(self):
+        """int64 [num_tokens]: where each new token is stored; -1 for padding."""
+        return self.get_table(PKV_SLOT_MAPPING)
+
+    @property
+    def positions(self):
+        """int64 [num_tokens]: of each new token in its sequence; 0 for padding."""
+        return self.get_table(PKV_POSITIONS)
+
+    @property
+    def indptr(self):
+        """int32 [num_sequences + 1]: where each sequence's blocks start in indices. Format "csr"."""
+        return self.get_table(PKV_INDPTR)
+
+    @property
+    def indices(self):
+        """int32 [indptr[-1]]: the blocks of all sequences. Format "csr"."""
+        return self.get_table(PKV_INDICES)
+
+    @property
+    def last_block_len(self):
+        """int32 [num_sequences]: tokens in the last block; 0 for an empty sequence. Format "csr"."""
+        return self.get_table(PKV_LAST_BLOCK_LEN)
+
+    @property
+    def block_pointers(self):
+        """int64 [num_blocks of the cache]: the address of every block. Format "pointers"."""
+        return self.get_table(PKV_BLOCK_POINTERS)
+
+    @property
+    def device_block_table(self):
+        return self.get_device_table(PKV_BLOCK_TABLE)
+
+    @property
+    def device_seq_lens(self):
+        return self.get_device_table(PKV_SEQ_LENS)
+
+    @property
+    def device_cu_seqlens_q(self):
+        return self.get_device_table(PKV_CU_SEQLENS_Q)
+
+    @property
+    def device_slot_mapping(self):
+        return self.get_device_table(PKV_SLOT_MAPPING)
+
+    @property
+    def device_positions(self):
+        return self.get_device_table(PKV_POSITIONS)
+
+    @property
+    def device_indptr(self):
+        return self.get_device_table(PKV_INDPTR)
+
+    @property
+    def device_indices(self):
+        return self.get_device_table(PKV_INDICES)
+
+    @property
+    def device_last_block_len(self):
+        return self.get_device_table(PKV_LAST_BLOCK_LEN)
+
+    @property
+    def device_block_pointers(self):
+        return self.get_device_table(PKV_BLOCK_POINTERS)

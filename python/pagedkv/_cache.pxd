@@ -1,0 +1,35 @@
+from libc.stdint cimport int64_t
+
+from pagedkv._arrays cimport AdoptedMemory
+from pagedkv._layout cimport Layout
+from pagedkv._sequence cimport Sequence
+from pagedkv.abi cimport pkv_cache, pkv_cache_stats, pkv_sequence
+
+# Threads: one mutating call at a time. Most calls hold the GIL from beginning to end; prepare and append release it and
+# set _is_busy, so that a second thread gets BusyError in place of a race. Kernels release it too and are counted.
+cdef class Cache:
+    cdef pkv_cache *_cache
+    cdef object __weakref__
+    cdef AdoptedMemory _memory
+    cdef readonly Layout layout
+    cdef readonly str device
+    cdef dict _sequences         # id -> weak reference to the open Sequence
+    cdef object _batches         # weak references to the open batches
+    cdef bint _is_host
+    cdef bint _is_busy
+    cdef Py_ssize_t _num_kernels # running without the GIL
+    cdef Py_ssize_t _num_views   # exported buffers
+    cdef pkv_sequence *_dropped  # ids whose Sequence went away while the cache was busy
+    cdef Py_ssize_t _num_dropped
+    cdef Py_ssize_t _dropped_capacity
+    cdef void *_base
+    cdef object _num_blocks
+    cdef Py_ssize_t _shape[2]
+    cdef Py_ssize_t _strides[2]
+
+    cdef int require_open(self) except -1
+    cdef int enter(self) except -1   # before a call that mutates or reads what mutates: open and not busy
+    cdef void close_dropped(self) noexcept
+    cdef void drop(self, pkv_sequence id) noexcept
+    cdef int get_stats(self, pkv_cache_stats *out) except -1
+    cdef Sequence adopt(self, pkv_sequence id)

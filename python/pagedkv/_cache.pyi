@@ -1,0 +1,99 @@
+from collections.abc import Sequence as Collection
+from types import TracebackType
+from typing import Any, Literal, TypeVar
+
+import numpy.typing as npt
+
+from pagedkv._arrays import Buffer, Integers, Stream
+from pagedkv._batch import Batch
+from pagedkv._layout import Layout
+from pagedkv._sequence import Sequence
+from pagedkv._tensors import ArrayLike
+
+Eviction = Literal["lru", "lfu", "priority", "fifo", "slru", "s3fifo"]
+Format = Literal["table", "csr", "pointers"]
+_CacheType = TypeVar("_CacheType", bound=Cache)
+
+class Cache:
+    def __init__(
+        self,
+        layout: Layout,
+        num_blocks: int | None = None,
+        memory: str | int | float | None = None,
+        device: str = "auto",
+        prefix_caching: bool = True,
+        eviction: Eviction = "lru",
+        buffer: Buffer | None = None,
+        hash_seed: int = 0,
+    ) -> None: ...
+    def open(self, tokens: Integers, namespace: int = 0, priority: int = 0, tag: int = 0) -> Sequence: ...
+    def evict(self, n: int) -> int: ...
+    def victims(self, n: int) -> list[Sequence]: ...
+    def reset(self) -> None: ...
+    def batch(
+        self,
+        max_sequences: int,
+        max_tokens: int,
+        max_sequence_length: int | None = None,
+        num_heads: int | None = None,
+        formats: Format | Collection[Format] = ("table",),
+    ) -> Batch: ...
+    def discard(self, batch: Batch) -> None: ...
+    def write_kv(
+        self, layer: int, batch: Batch, k: ArrayLike, v: ArrayLike, stream: Stream = 0, rope: None = None
+    ) -> None: ...
+    # Returns out, or a new numpy array.
+    def attend(
+        self,
+        layer: int,
+        batch: Batch,
+        q: ArrayLike,
+        out: ArrayLike | None = None,
+        stream: Stream = 0,
+        scale: float | None = None,
+        causal: bool = True,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: ArrayLike | None = None,
+        alibi_slopes: ArrayLike | None = None,
+        tree_mask: None = None,
+        lse: ArrayLike | None = None,
+        invariant: bool = False,
+        pdl: bool = False,
+    ) -> Any: ...
+    def set_kv_scales(self, layer: int, k_scale: float | npt.ArrayLike, v_scale: float | npt.ArrayLike) -> None: ...
+    @property
+    def layout(self) -> Layout: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def num_free_blocks(self) -> int: ...
+    @property
+    def num_cached_blocks(self) -> int: ...
+    @property
+    def base_ptr(self) -> int: ...
+    def block_ptr(self, block: int) -> int: ...
+    def stats(self) -> dict[str, Any]: ...
+    def check(self) -> Literal[True]: ...
+    def explain(self, block: int) -> dict[str, Any]: ...
+    def close(self) -> None: ...
+    def __enter__(self: _CacheType) -> _CacheType: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any: ...
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]: ...

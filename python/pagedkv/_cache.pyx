@@ -1,0 +1,466 @@
+# cython: language_level=3, binding=True
+# cython: boundscheck=False, wraparound=False
+"""A cache of token sequences over blocks."""
+cimport cython
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from libc.stdint cimport int32_t, uint64_t, uintptr_t
+from libc.stdlib cimport free, realloc
+from libc.string cimport memset
+
+import json
+import math
+import re
+import weakref
+
+import numpy
+
+from pagedkv._arrays cimport (
+    AdoptedMemory, IntView, as_double, as_int32, as_int64, as_positive, as_text, as_uint64, describe, release_ints,
+    view_ints)
+from pagedkv._attention cimport attend, write_kv
+from pagedkv._batch cimport Batch
+from pagedkv._dlpack cimport DL_UINT, find_device, make_capsule, make_lease
+from pagedkv._errors import BusyError, InvalidArgumentError
+from pagedkv._errors cimport check
+from pagedkv._pool cimport export_blocks
+from pagedkv.abi cimport (
+    PKV_EVICTION_FIFO, PKV_EVICTION_LFU, PKV_EVICTION_LRU, PKV_EVICTION_PRIORITY, PKV_EVICTION_S3FIFO,
+    PKV_EVICTION_SLRU, PKV_OFF, PKV_ON, PKV_STREAM_OF_SEQUENCE, pkv_cache_block_ptr, pkv_cache_check, pkv_cache_create,
+    pkv_cache_destroy, pkv_cache_evict, pkv_cache_explain, pkv_cache_get_stats, pkv_cache_options, pkv_cache_reset,
+    pkv_cache_set_kv_scales, pkv_cache_victims, pkv_eviction, pkv_layout, pkv_open_options, pkv_sequence_close,
+    pkv_sequence_open, pkv_status)
+
+cdef dict EVICTIONS = {
+    "lru": <int> PKV_EVICTION_LRU,
+    "lfu": <int> PKV_EVICTION_LFU,
+    "priority": <int> PKV_EVICTION_PRIORITY,
+    "fifo": <int> PKV_EVICTION_FIFO,
+    "slru": <int> PKV_EVICTION_SLRU,
+    "s3fifo": <int> PKV_EVICTION_S3FIFO,
+}
+cdef dict UNITS = {"": 1, "k": 1000, "m": 1000 ** 2, "g": 1000 ** 3, "t": 1000 ** 4, "ki": 1 << 10, "mi": 1 << 20,
+                   "gi": 1 << 30, "ti": 1 << 40}
+cdef object MEMORY_TEXT = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:e\+?[0-9]+)?)\s*([kmgt]i?)?b?\s*", re.IGNORECASE)
+
+
+cdef int set_memory(pkv_cache_options *options, object memory) except -1:
+    # "20GiB", bytes as an int, or a share of the free memory as a float.
+    cdef double share
+    if isinstance(memory, str):
+        match = MEMORY_TEXT.fullmatch(memory)
+        if match is None:
+            raise InvalidArgumentError(f"memory must be like \"20GiB\", \"512MB\" or \"1e9\", got {memory!r}")
+        number = float(match[1]) if not match[1].isdecimal() else int(match[1])
+        size = number * UNITS[(match[2] or "").lower()]
+        if size == math.inf:
+            raise InvalidArgumentError(f"memory is out of range: {memory!r}")
+        options.pool_bytes = as_uint64(int(size), "memory")
+    elif hasattr(memory, "__index__"):
+        options.pool_bytes = as_uint64(memory, "memory")
+    else:
+        share = as_double(memory, "memory")
+        if not 0 < share <= 1:
+            raise InvalidArgumentError(f"memory as a float is a share of the free memory in (0, 1], got {memory!r}; "
+                                       "bytes are given as an int or a string")
+        options.memory_fraction = share
+        return 0
+    if options.pool_bytes == 0:
+        raise InvalidArgumentError(f"memory must be at least one byte, got {memory!r}")
+    return 0
+
+
+@cython.no_gc_clear
+cdef class Cache:
+    """Cache(layout, num_blocks=None, memory=None, device="auto", prefix_caching=True, eviction="lru", buffer=None, \
+hash_seed=0)\n--\n\nToken sequences over blocks of one device, with a prefix cache.
+
+    The size is given by num_blocks, by memory ("20GiB", bytes as an int, or a float: a share of the free memory), or by
+    buffer, writable memory to use in place of an allocation (as in Pool). device: "host", "cuda", "cuda:1" or "auto".
+    hash_seed: key of the local block hash, 0 for a random one.
+
+    One thread at a time may mutate a cache and its batches; write_kv and attend may run beside it. On the host a cache
+    exports its memory: numpy.asarray(cache) is uint8 [num_blocks, block_bytes], without a copy; while such views live,
+    close() raises BusyError."""
+
+    def __init__(self, layout, num_blocks=None, memory=None, device="auto", prefix_caching=True, eviction="lru",
+                 buffer=None, hash_seed=0):
+        cdef pkv_cache_options options
+        cdef pkv_cache_stats stats
+        cdef pkv_layout c_layout
+        cdef pkv_status status
+        cdef AdoptedMemory adopted = None
+        cdef bytes name = as_text(device, "device")
+        if self._cache != NULL:
+            raise InvalidArgumentError("the cache was made already")
+        if not isinstance(layout, Layout) or (<Layout> layout).block_bytes is None:
+            raise InvalidArgumentError(f"layout must be a pagedkv.Layout, got {describe(layout)}")
+        if num_blocks is not None and memory is not None:
+            raise InvalidArgumentError("num_blocks and memory are given; one of them is enough")
+        if buffer is not None and memory is not None:
+            raise InvalidArgumentError("buffer and memory are given; buffer has a size of its own")
+        if num_blocks is None and memory is None and buffer is None:
+            raise InvalidArgumentError("one of num_blocks, memory and buffer must be given")
+        if not isinstance(eviction, str) or eviction not in EVICTIONS:
+            raise InvalidArgumentError(f"eviction must be one of {', '.join(map(repr, EVICTIONS))}, got "
+                                       f"{describe(eviction)}")
+        memset(&options, 0, sizeof(options))
+        options.struct_size = sizeof(options)
+        if num_blocks is not None:
+            options.num_blocks = as_positive(num_blocks, "num_blocks")
+        if memory is not None:
+            set_memory(&options, memory)
+        if buffer is not None:
+            adopted = AdoptedMemory(buffer)
+            options.memory = adopted.data
+            options.memory_bytes = adopted.num_bytes
+            name = adopted.device_name(device)
+        (<Layout> layout).fill(&c_layout)
+        options.layout = &c_layout
+        options.device = name
+        options.prefix_caching = PKV_ON if prefix_caching else PKV_OFF
+        options.eviction = <pkv_eviction> <int> EVICTIONS[eviction]
+        options.hash_seed = as_uint64(hash_seed, "hash_seed")
+        with nogil:
+            status = pkv_cache_create(&options, &self._cache)
+        check(status)
+        self._memory = adopted
+        self.layout = layout
+        self._sequences = {}
+        self._batches = weakref.WeakSet()
+        self.get_stats(&stats)
+        self._base = stats.base
+        self._num_blocks = stats.num_blocks
+        self.device = (<bytes> stats.device).decode()
+        self._is_host = self.device == "host"
+
+    def __dealloc__(self):
+        cdef pkv_cache *cache = self._cache
+        self._cache = NULL
+        free(self._dropped)
+        if cache != NULL:
+            with nogil:
+                pkv_cache_destroy(cache)
+
+    cdef int require_open(self) except -1:
+        if self._cache == NULL:
+            raise InvalidArgumentError("cache is closed")
+        return 0
+
+    cdef int enter(self) except -1:
+        self.require_open()
+        if self._is_busy:
+            raise BusyError("another call on this cache is running")
+        if self._num_dropped > 0:
+            self.close_dropped()
+        return 0
+
+    cdef void close_dropped(self) noexcept:
+        while self._num_dropped > 0:
+            self._num_dropped -= 1
+            pkv_sequence_close(self._cache, self._dropped[self._num_dropped], PKV_STREAM_OF_SEQUENCE)
+
+    cdef void drop(self, pkv_sequence id) noexcept:
+        # The last reference to an open Sequence has gone.
+        cdef pkv_sequence *larger
+        try:
+            self._sequences.pop(id, None)
+        except MemoryError:
+            pass  # a dead weak reference stays behind
+        if self._cache == NULL:
+            return
+        if not self._is_busy:
+            pkv_sequence_close(self._cache, id, PKV_STREAM_OF_SEQUENCE)
+            return
+        if self._num_dropped == self._dropped_capacity:
+            larger = <pkv_sequence *> realloc(self._dropped, (2 * self._dropped_capacity + 16) * sizeof(pkv_sequence))
+            if larger == NULL:
+                return  # its blocks stay held until the cache is closed
+            self._dropped = larger
+            self._dropped_capacity = 2 * self._dropped_capacity + 16
+        self._dropped[self._num_dropped] = id
+        self._num_dropped += 1
+
+    cdef int get_stats(self, pkv_cache_stats *out) except -1:
+        self.require_open()
+        if self._num_dropped > 0 and not self._is_busy:
+            self.close_dropped()
+        memset(out, 0, sizeof(out[0]))
+        out.struct_size = sizeof(out[0])
+        return check(pkv_cache_get_stats(self._cache, out))
+
+    cdef Sequence adopt(self, pkv_sequence id):
+        cdef Sequence sequence = Sequence.__new__(Sequence)
+        sequence._cache = self
+        sequence._id = id  # from here on its end closes it
+        self._sequences[id] = weakref.ref(sequence)
+        return sequence
+
+    # ---- Sequences
+
+    def open(self, tokens, namespace=0, priority=0, tag=0):
+        """Opens a sequence and takes the longest cached prefix of tokens; allocates nothing."""
+        cdef pkv_open_options options
+        cdef IntView view
+        cdef pkv_sequence id = 0
+        cdef int64_t num_cached = 0
+        memset(&options, 0, sizeof(options))
+        options.struct_size = sizeof(options)
+        options.namespace_id = as_uint64(namespace, "namespace")
+        options.priority = as_int32(priority, "priority")
+        options.tag = as_uint64(tag, "tag")
+        view_ints(tokens, "tokens", sizeof(int64_t), &view)
+        try:
+            self.enter()
+            check(pkv_sequence_open(self._cache, <const int64_t *> view.data, view.count, &options, &id, &num_cached))
+        finally:
+            release_ints(&view)
+        return self.adopt(id)
+
+    def evict(self, n):
+        """Makes n uncached blocks ready ahead of need; how many blocks were evicted for it."""
+        cdef int64_t num_evicted = 0
+        cdef int64_t count = as_int64(n, "n")
+        self.enter()
+        check(pkv_cache_evict(self._cache, count, &num_evicted))
+        return num_evicted
+
+    def victims(self, n):
+        """The open sequences to close to gain n blocks, best victim first."""
+        cdef int64_t count = as_int64(n, "n"), num_victims = 0
+        cdef pkv_cache_stats stats
+        cdef pkv_sequence *ids
+        self.enter()
+        self.get_stats(&stats)
+        ids = <pkv_sequence *> PyMem_Malloc(<size_t> max(stats.num_sequences, 1) * sizeof(pkv_sequence))
+        if ids == NULL:
+            raise MemoryError()
+        try:
+            check(pkv_cache_victims(self._cache, count, ids, stats.num_sequences, &num_victims))
+            victims = [self._sequences[ids[i]]() for i in range(num_victims)]
+        finally:
+            PyMem_Free(ids)
+        return [sequence for sequence in victims if sequence is not None]
+
+    def reset(self):
+        """Forgets every cached block. BusyError while sequences are open."""
+        self.enter()
+        check(pkv_cache_reset(self._cache))
+
+    # ---- Batches and kernels
+
+    def batch(self, max_sequences, max_tokens, max_sequence_length=None, num_heads=None, formats=("table",)):
+        """A batch: one step's view of the cache. formats: of "table" (always there), "csr" and "pointers"."""
+        return Batch(self, max_sequences, max_tokens, max_sequence_length, num_heads, formats)
+
+    def discard(self, batch):
+        """The step failed: takes back what the last prepare of the batch appended and registered."""
+        if not isinstance(batch, Batch) or (<Batch> batch)._cache is not self:
+            raise InvalidArgumentError(f"batch must be a batch of this cache, got {describe(batch)}")
+        (<Batch> batch).discard()
+
+    def write_kv(self, layer, batch, k, v, stream=0, rope=None):
+        """Stores the rows of a step's new tokens: k [num_tokens, num_kv_heads, head_dim], v with v_head_dim.
+
+        Any of float32, float16, bfloat16 (converted or quantised), or the cache's own dtype (stored as it is)."""
+        write_kv(self, layer, batch, k, v, stream, rope)
+
+    def attend(self, layer, batch, q, out=None, stream=0, scale=None, causal=True, window=None, softcap=None,
+               sinks=None, alibi_slopes=None, tree_mask=None, lse=None, invariant=False, pdl=False):
+        """Attention of a step's new tokens, q [num_tokens, num_heads, head_dim], over their sequences.
+
+        Returns out, [num_tokens, num_heads, v_head_dim] of q's dtype. lse, float32 [num_tokens, num_heads], is filled
+        with the natural log-sum-exp of the scores. Results on the host never depend on the batch's other sequences, so
+        invariant changes nothing there; nor does pdl."""
+        return attend(self, layer, batch, q, out, stream, scale, causal, window, softcap, sinks, alibi_slopes,
+                      tree_mask, lse)
+
+    def set_kv_scales(self, layer, k_scale, v_scale):
+        """Static scales of a layer's K and V: numbers, or float32 [num_kv_heads]. Finite and positive."""
+        cdef int32_t index = as_int32(layer, "layer")
+        cdef int num_heads = self.layout.num_kv_heads
+        cdef float *scales
+        self.enter()
+        if self._num_kernels > 0:
+            raise BusyError("set_kv_scales while kernels are running")
+        scales = <float *> PyMem_Malloc(2 * num_heads * sizeof(float))
+        if scales == NULL:
+            raise MemoryError()
+        try:
+            read_scales(k_scale, "k_scale", scales, num_heads)
+            read_scales(v_scale, "v_scale", scales + num_heads, num_heads)
+            self.enter()
+            check(pkv_cache_set_kv_scales(self._cache, index, scales, scales + num_heads))
+        finally:
+            PyMem_Free(scales)
+
+    # ---- Looking
+
+    @property
+    def num_blocks(self):
+        self.require_open()
+        return self._num_blocks
+
+    @property
+    def block_size(self):
+        """Tokens of a block."""
+        return self.layout.block_size
+
+    @property
+    def num_free_blocks(self):
+        """Blocks that no sequence holds, the cached ones included."""
+        cdef pkv_cache_stats stats
+        self.get_stats(&stats)
+        return stats.uncached_blocks + stats.cached_blocks
+
+    @property
+    def num_cached_blocks(self):
+        """Blocks that no sequence holds and that the prefix cache can find."""
+        cdef pkv_cache_stats stats
+        self.get_stats(&stats)
+        return stats.cached_blocks
+
+    @property
+    def base_ptr(self):
+        """Address of block 0."""
+        self.require_open()
+        return <uintptr_t> self._base
+
+    def block_ptr(self, block):
+        """Address of a block."""
+        cdef void *address = NULL
+        cdef int32_t index = as_int32(block, "block")
+        self.require_open()
+        check(pkv_cache_block_ptr(self._cache, index, &address))
+        return <uintptr_t> address
+
+    def stats(self):
+        """Counts and counters. May be called from any thread at any time."""
+        cdef pkv_cache_stats stats
+        self.get_stats(&stats)
+        return {
+            "num_blocks": stats.num_blocks,
+            "uncached_blocks": stats.uncached_blocks,
+            "cached_blocks": stats.cached_blocks,
+            "held_blocks": stats.held_blocks,
+            "pending_blocks": stats.pending_blocks,
+            "peak_held_blocks": stats.peak_held_blocks,
+            "num_sequences": stats.num_sequences,
+            "queried_tokens": stats.queried_tokens,
+            "hit_tokens": stats.hit_tokens,
+            "appended_tokens": stats.appended_tokens,
+            "registered": stats.registered,
+            "evictions": stats.evictions,
+            "copies": stats.copies,
+            "prepares": stats.prepares,
+            "refusals": stats.refusals,
+            "block_bytes": stats.block_bytes,
+            "base": <uintptr_t> stats.base,
+            "device": self.device,
+            "is_failed": bool(stats.is_failed),
+        }
+
+    def check(self):
+        """Audits every count, list, table and hash. True, or InternalError naming what is broken."""
+        self.enter()
+        check(pkv_cache_check(self._cache))
+        return True
+
+    def explain(self, block):
+        """What is known of a block: its state, its holders, its hash, why it cannot be evicted."""
+        cdef int32_t index = as_int32(block, "block")
+        cdef size_t length = 0
+        cdef bytearray text = bytearray(1024)
+        while True:
+            self.enter()
+            check(pkv_cache_explain(self._cache, index, <char *> text, len(text), &length))
+            if length < <size_t> len(text):
+                return json.loads(text[:length])
+            text = bytearray(length + 1)
+
+    def close(self):
+        """Gives the memory back. Open sequences are gone with it (NotFoundError); so are the batches. BusyError while
+        views of the memory live or kernels run; closing again does nothing."""
+        cdef pkv_cache *cache
+        if self._cache == NULL:
+            return
+        self.enter()
+        if self._num_kernels > 0:
+            raise BusyError("close while kernels are running")
+        if self._num_views > 0:
+            raise BusyError(f"close while {self._num_views} views of the cache's memory live")
+        batches = list(self._batches)
+        for batch in batches:
+            (<Batch> batch).require_unused()
+        for batch in batches:
+            (<Batch> batch).close()
+        self.enter()
+        cache = self._cache
+        self._cache = NULL
+        with nogil:
+            pkv_cache_destroy(cache)
+        self._sequences.clear()
+        self._memory = None
+
+    def __enter__(self):
+        self.require_open()
+        return self
+
+    def __exit__(self, *exception):
+        self.close()
+
+    def __repr__(self):
+        cdef pkv_cache_stats stats
+        if self._cache == NULL:
+            return "<pagedkv.Cache closed>"
+        self.get_stats(&stats)
+        return (f"<pagedkv.Cache {self.device}, {stats.num_blocks} blocks of {self.layout.block_size} tokens, "
+                f"{stats.uncached_blocks + stats.cached_blocks} free, {stats.num_sequences} sequences>")
+
+    def __getbuffer__(self, Py_buffer *buffer, int flags):
+        if self._cache == NULL or not self._is_host:
+            raise BufferError("cache is closed" if self._cache == NULL else f"the cache's memory is on {self.device}")
+        self._shape[0], self._shape[1] = self._num_blocks, self.layout.block_bytes
+        self._strides[0], self._strides[1] = self.layout.block_bytes, 1
+        export_blocks(self, self._base, self._shape, self._strides, buffer, flags)
+        self._num_views += 1
+
+    def __releasebuffer__(self, Py_buffer *buffer):
+        self._num_views -= 1
+
+    def __dlpack_device__(self):
+        return find_device(self.device)
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        """The blocks as uint8 [num_blocks, block_bytes]; close() raises BusyError while they are in use."""
+        self.require_open()
+        options = {"max_version": max_version, "dl_device": dl_device, "copy": copy}
+        return make_capsule(make_lease(self, &self._num_views), self._base, self.device, (self.num_blocks, self.layout.block_bytes),
+                            (self.layout.block_bytes, 1), DL_UINT, 8, False, options)
+
+    @property
+    def __cuda_array_interface__(self):
+        if self._is_host:
+            raise AttributeError("the cache's memory is on the host: use numpy.asarray")
+        return {"shape": (self.num_blocks, self.layout.block_bytes), "typestr": "|u1", "data": (self.base_ptr, False),
+                "version": 3}
+
+
+cdef int read_scales(object value, str name, float *out, int num_heads) except -1:
+    # A number for all heads, or num_heads of them.
+    cdef int head
+    cdef double scale
+    if hasattr(value, "__len__") and not isinstance(value, (str, bytes)) and not (
+            isinstance(value, numpy.ndarray) and value.ndim == 0):
+        try:
+            array = numpy.asarray(value)
+        except Exception as error:
+            raise InvalidArgumentError(f"{name} must be a number or an array: {error}") from None
+        if array.shape != (num_heads,) or array.dtype.kind not in "fiu":
+            raise InvalidArgumentError(f"{name} must be a number or float32 [{num_heads}], got {describe(array)}")
+        values = array.tolist()
+    else:
+        values = [value] * num_heads
+    for head in range(num_heads):
+        scale = as_double(values[head], name)
+        out[head] = <float> scale
+    return 0

@@ -1,0 +1,350 @@
+# The C ABI of libpagedkv, as in include/pagedkv/pagedkv.h and in its order. The only `cdef extern` of the package: the
+# header is its documentation.
+from libc.stddef cimport size_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+
+cdef extern from "pagedkv/pagedkv.h" nogil:
+    const int PKV_VERSION_MAJOR
+    const int PKV_VERSION_MINOR
+    const int PKV_VERSION_PATCH
+    const char *PKV_VERSION_STRING
+
+    # ---- 1. Status, errors, log
+    ctypedef enum pkv_status:
+        PKV_OK
+        PKV_INVALID_ARGUMENT
+        PKV_NOT_FOUND
+        PKV_OUT_OF_MEMORY
+        PKV_OUT_OF_BLOCKS
+        PKV_NEVER_FITS
+        PKV_BUSY
+        PKV_UNSUPPORTED
+        PKV_DEVICE_ERROR
+        PKV_INTERNAL
+
+    const char *pkv_status_name(pkv_status status)
+    const char *pkv_version()
+    const char *pkv_last_error()
+
+    ctypedef struct pkv_shortage:
+        size_t struct_size
+        int64_t needed
+        int64_t available
+        int64_t index
+    pkv_status pkv_last_shortage(pkv_shortage *out)
+
+    ctypedef enum pkv_log_level:
+        PKV_LOG_DEBUG
+        PKV_LOG_INFO
+        PKV_LOG_WARNING
+        PKV_LOG_ERROR
+    ctypedef void (*pkv_log_callback)(pkv_log_level level, const char *message, void *user_data) noexcept
+    pkv_status pkv_set_log_callback(pkv_log_callback callback, void *user_data)
+
+    # ---- 2. Data types and tensors
+    ctypedef enum pkv_dtype:
+        PKV_DTYPE_NONE
+        PKV_FLOAT32
+        PKV_FLOAT16
+        PKV_BFLOAT16
+        PKV_FLOAT8_E4M3
+        PKV_FLOAT8_E5M2
+        PKV_INT8
+        PKV_INT32
+        PKV_INT64
+    const char *pkv_dtype_name(pkv_dtype dtype)
+    pkv_status pkv_dtype_parse(const char *name, pkv_dtype *out)
+
+    ctypedef enum pkv_toggle:
+        PKV_DEFAULT
+        PKV_ON
+        PKV_OFF
+
+    ctypedef void *pkv_stream
+    pkv_stream PKV_STREAM_OF_SEQUENCE
+
+    ctypedef struct pkv_tensor:
+        void *data
+        pkv_dtype dtype
+        int32_t ndim
+        int64_t shape[4]
+        int64_t strides[4]
+
+    ctypedef struct pkv_array:
+        const void *data
+        pkv_dtype dtype
+        int32_t ndim
+        int64_t shape[2]
+        int64_t strides[2]
+        void *owner
+    void pkv_array_release(pkv_array *array)
+
+    # ---- 3. Devices and pool
+    ctypedef struct pkv_cuda_info:
+        size_t struct_size
+        int32_t is_built
+        int32_t is_usable
+        int32_t built_version
+        int32_t driver_version
+        int32_t num_devices
+        char reason[256]
+    pkv_status pkv_cuda_query(pkv_cuda_info *out)
+
+    ctypedef struct pkv_device_info:
+        size_t struct_size
+        char device[16]
+        char name[128]
+        uint64_t total_bytes
+        uint64_t free_bytes
+        int32_t compute_capability
+        int32_t num_processors
+    pkv_status pkv_device_query(const char *device, pkv_device_info *out)
+
+    ctypedef struct pkv_pool:
+        pass
+
+    ctypedef struct pkv_pool_options:
+        size_t struct_size
+        uint64_t block_bytes
+        int64_t num_blocks
+        const char *device
+        void *memory
+        uint64_t memory_bytes
+    pkv_status pkv_pool_create(const pkv_pool_options *options, pkv_pool **out)
+    void pkv_pool_destroy(pkv_pool *pool)
+    pkv_status pkv_pool_allocate(pkv_pool *pool, int64_t count, int32_t *out_blocks)
+    pkv_status pkv_pool_retain(pkv_pool *pool, const int32_t *blocks, int64_t count)
+    pkv_status pkv_pool_free(pkv_pool *pool, const int32_t *blocks, int64_t count)
+    pkv_status pkv_pool_block_ptr(const pkv_pool *pool, int32_t block, void **out)
+    pkv_status pkv_pool_resize(pkv_pool *pool, int64_t num_blocks)
+    pkv_status pkv_pool_copy_blocks(pkv_pool *pool, const int32_t *sources, const int32_t *destinations, int64_t count,
+                                    pkv_stream stream)
+
+    ctypedef struct pkv_pool_stats:
+        size_t struct_size
+        int64_t num_blocks
+        int64_t num_free
+        int64_t peak_used
+        int64_t allocations
+        int64_t frees
+        int64_t failures
+        uint64_t block_bytes
+        uint64_t device_total_bytes
+        uint64_t device_free_bytes
+        void *base
+        char device[16]
+    int64_t pkv_pool_num_blocks(const pkv_pool *pool)
+    int64_t pkv_pool_num_free(const pkv_pool *pool)
+    pkv_status pkv_pool_get_stats(const pkv_pool *pool, pkv_pool_stats *out)
+
+    # ---- 4. Layout, cache, sequences
+    ctypedef enum pkv_kv_order:
+        PKV_TOKEN_HEAD
+        PKV_HEAD_TOKEN
+
+    ctypedef enum pkv_kv_scales:
+        PKV_SCALES_STATIC
+        PKV_SCALES_PER_TOKEN_HEAD
+
+    ctypedef struct pkv_layer_group:
+        size_t struct_size
+        int32_t num_layers
+        int32_t num_kv_heads
+        int32_t head_dim
+        int32_t v_head_dim
+        pkv_dtype dtype
+        pkv_kv_order order
+        pkv_kv_scales kv_scales
+
+    ctypedef struct pkv_layout:
+        size_t struct_size
+        int32_t block_size
+        int32_t num_groups
+        const pkv_layer_group *groups
+
+    ctypedef struct pkv_layout_info:
+        size_t struct_size
+        uint64_t block_bytes
+        uint64_t token_bytes
+    pkv_status pkv_layout_describe(const pkv_layout *layout, pkv_layout_info *out)
+
+    ctypedef struct pkv_layer_info:
+        size_t struct_size
+        uint64_t k_offset
+        uint64_t v_offset
+        int64_t k_token_stride
+        int64_t k_head_stride
+        int64_t v_token_stride
+        int64_t v_head_stride
+        uint64_t k_scale_offset
+        uint64_t v_scale_offset
+        int64_t scale_token_stride
+        int64_t scale_head_stride
+    pkv_status pkv_layout_layer(const pkv_layout *layout, int32_t layer, pkv_layer_info *out)
+
+    ctypedef struct pkv_cache:
+        pass
+
+    ctypedef enum pkv_eviction:
+        PKV_EVICTION_LRU
+        PKV_EVICTION_LFU
+        PKV_EVICTION_PRIORITY
+        PKV_EVICTION_FIFO
+        PKV_EVICTION_SLRU
+        PKV_EVICTION_S3FIFO
+
+    ctypedef struct pkv_cache_options:
+        size_t struct_size
+        const pkv_layout *layout
+        int64_t num_blocks
+        uint64_t pool_bytes
+        double memory_fraction
+        const char *device
+        void *memory
+        uint64_t memory_bytes
+        pkv_toggle prefix_caching
+        pkv_eviction eviction
+        uint64_t hash_seed
+    pkv_status pkv_cache_create(const pkv_cache_options *options, pkv_cache **out)
+    void pkv_cache_destroy(pkv_cache *cache)
+    pkv_status pkv_cache_set_kv_scales(pkv_cache *cache, int32_t layer, const float *k_scale, const float *v_scale)
+    pkv_status pkv_cache_evict(pkv_cache *cache, int64_t n, int64_t *out_evicted)
+    pkv_status pkv_cache_reset(pkv_cache *cache)
+
+    ctypedef struct pkv_cache_stats:
+        size_t struct_size
+        int64_t num_blocks
+        int64_t uncached_blocks
+        int64_t cached_blocks
+        int64_t held_blocks
+        int64_t pending_blocks
+        int64_t peak_held_blocks
+        int64_t num_sequences
+        int64_t queried_tokens
+        int64_t hit_tokens
+        int64_t appended_tokens
+        int64_t registered
+        int64_t evictions
+        int64_t copies
+        int64_t prepares
+        int64_t refusals
+        uint64_t block_bytes
+        void *base
+        char device[16]
+        int32_t is_failed
+    pkv_status pkv_cache_get_stats(const pkv_cache *cache, pkv_cache_stats *out)
+    pkv_status pkv_cache_check(const pkv_cache *cache)
+    pkv_status pkv_cache_explain(const pkv_cache *cache, int32_t block, char *buffer, size_t capacity,
+                                 size_t *out_length)
+    pkv_status pkv_cache_block_ptr(const pkv_cache *cache, int32_t block, void **out)
+
+    ctypedef uint64_t pkv_sequence
+
+    ctypedef struct pkv_open_options:
+        size_t struct_size
+        uint64_t namespace_id
+        int32_t priority
+        uint64_t tag
+    pkv_status pkv_sequence_open(pkv_cache *cache, const int64_t *tokens, int64_t num_tokens,
+                                 const pkv_open_options *options, pkv_sequence *out, int64_t *out_num_cached)
+    pkv_status pkv_sequence_rematch(pkv_cache *cache, pkv_sequence sequence, const int64_t *tokens, int64_t num_tokens,
+                                    int64_t *out_num_cached)
+    pkv_status pkv_sequence_fork(pkv_cache *cache, pkv_sequence sequence, int64_t length, pkv_sequence *out)
+    pkv_status pkv_sequence_reserve(pkv_cache *cache, pkv_sequence sequence, int64_t num_tokens)
+    pkv_status pkv_sequence_append(pkv_cache *cache, pkv_sequence sequence, const int64_t *tokens, int64_t count,
+                                   pkv_stream stream)
+    pkv_status pkv_sequence_commit(pkv_cache *cache, pkv_sequence sequence, const int64_t *tokens, int64_t count)
+    pkv_status pkv_sequence_truncate(pkv_cache *cache, pkv_sequence sequence, int64_t length)
+    pkv_status pkv_sequence_close(pkv_cache *cache, pkv_sequence sequence, pkv_stream stream)
+
+    ctypedef struct pkv_sequence_info:
+        size_t struct_size
+        int64_t length
+        int64_t settled_length
+        int64_t num_cached_tokens
+        int64_t num_blocks
+        uint64_t namespace_id
+        int32_t priority
+        uint64_t tag
+    pkv_status pkv_sequence_get_info(const pkv_cache *cache, pkv_sequence sequence, pkv_sequence_info *out)
+    pkv_status pkv_sequence_blocks(const pkv_cache *cache, pkv_sequence sequence, pkv_array *out)
+    pkv_status pkv_cache_victims(const pkv_cache *cache, int64_t n, pkv_sequence *out_sequences, int64_t capacity,
+                                 int64_t *out_count)
+
+    # ---- 5. Batch
+    ctypedef struct pkv_batch:
+        pass
+
+    const uint32_t PKV_FORMAT_TABLE
+    const uint32_t PKV_FORMAT_CSR
+    const uint32_t PKV_FORMAT_POINTERS
+
+    ctypedef struct pkv_batch_options:
+        size_t struct_size
+        int64_t max_sequences
+        int64_t max_tokens
+        int64_t max_sequence_length
+        int32_t num_heads
+        uint32_t formats
+    pkv_status pkv_batch_create(pkv_cache *cache, const pkv_batch_options *options, pkv_batch **out)
+    void pkv_batch_destroy(pkv_batch *batch)
+
+    ctypedef struct pkv_prepare_options:
+        size_t struct_size
+        pkv_stream stream
+        pkv_toggle register_blocks
+        int64_t pad_sequences
+        int64_t pad_tokens
+        int64_t max_query_len
+    pkv_status pkv_batch_prepare(pkv_batch *batch, const pkv_sequence *sequences, const int64_t *counts,
+                                 int64_t num_sequences, const int64_t *tokens, int64_t num_tokens,
+                                 const pkv_prepare_options *options)
+    pkv_status pkv_batch_discard(pkv_batch *batch)
+
+    ctypedef enum pkv_batch_table:
+        PKV_BLOCK_TABLE
+        PKV_SEQ_LENS
+        PKV_CU_SEQLENS_Q
+        PKV_SLOT_MAPPING
+        PKV_POSITIONS
+        PKV_INDPTR
+        PKV_INDICES
+        PKV_LAST_BLOCK_LEN
+        PKV_BLOCK_POINTERS
+    pkv_status pkv_batch_get_table(const pkv_batch *batch, pkv_batch_table table, pkv_array *out)
+
+    ctypedef struct pkv_batch_info:
+        size_t struct_size
+        int64_t num_sequences
+        int64_t num_tokens
+        int64_t max_query_len
+        int64_t max_seq_len
+        uint64_t generation
+    pkv_status pkv_batch_get_device_table(const pkv_batch *batch, pkv_batch_table table, pkv_array *out)
+    pkv_status pkv_batch_get_info(const pkv_batch *batch, pkv_batch_info *out)
+
+    # ---- 6. Kernels
+    pkv_status pkv_write_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch, const pkv_tensor *k,
+                            const pkv_tensor *v, pkv_stream stream)
+
+    ctypedef struct pkv_attend_options:
+        size_t struct_size
+        pkv_stream stream
+        float scale
+        pkv_toggle causal
+        int64_t window
+        float softcap
+        const pkv_tensor *sinks
+        const pkv_tensor *alibi_slopes
+        const pkv_tensor *lse
+    pkv_status pkv_attend(pkv_cache *cache, int32_t layer, const pkv_batch *batch, const pkv_tensor *q,
+                          const pkv_tensor *out, const pkv_attend_options *options)
+    pkv_status pkv_merge_states(const char *device, const pkv_tensor *out_a, const pkv_tensor *lse_a,
+                                const pkv_tensor *out_b, const pkv_tensor *lse_b, const pkv_tensor *out,
+                                const pkv_tensor *lse, pkv_stream stream)
+
+    # ---- 7. Host backend settings
+    pkv_status pkv_host_set_num_threads(int32_t num_threads)
+    int32_t pkv_host_num_threads()
+    pkv_status pkv_host_set_isa(const char *isa)
+    const char *pkv_host_isa()

@@ -1,0 +1,275 @@
+/* NULL for every pointer argument of every function, nested ones included: an error that names it, or a no-op where the
+ * header says so; never a crash, and nothing changes. */
+#include "fixture.h"
+
+static const int64_t kTokens[] = {1, 2, 3, 4, 5, 6};
+
+static void test_system(void) {
+  CHECK_INVALID(pkv_last_shortage(NULL), "out is NULL");
+  CHECK_OK(pkv_set_log_callback(NULL, NULL));
+  pkv_dtype dtype = PKV_INT8;
+  CHECK_INVALID(pkv_dtype_parse(NULL, &dtype), "name is NULL");
+  CHECK_INVALID(pkv_dtype_parse("int8", NULL), "out is NULL");
+  CHECK_EQUAL(dtype, PKV_INT8);
+  pkv_array_release(NULL);
+  CHECK_INVALID(pkv_cuda_query(NULL), "out is NULL");
+  CHECK_INVALID(pkv_device_query("host", NULL), "out is NULL");
+  CHECK_INVALID(pkv_device_query(NULL, NULL), "out is NULL");
+  CHECK_INVALID(pkv_host_set_isa(NULL), "isa is NULL");
+}
+
+static void test_pool(void) {
+  pkv_pool_options options;
+  memset(&options, 0, sizeof options);
+  options.struct_size = sizeof options;
+  options.block_bytes = 256;
+  options.num_blocks = 4;
+  options.device = "host";
+  pkv_pool *pool = NULL;
+  CHECK_INVALID(pkv_pool_create(NULL, &pool), "options is NULL");
+  CHECK_INVALID(pkv_pool_create(&options, NULL), "out is NULL");
+  CHECK_INVALID(pkv_pool_create(NULL, NULL), "is NULL");
+  pkv_pool_destroy(NULL);
+
+  pool = make_pool(256, 4);
+  int32_t block = 0;
+  void *address = NULL;
+  pkv_pool_stats stats;
+  memset(&stats, 0, sizeof stats);
+  stats.struct_size = sizeof stats;
+  CHECK_INVALID(pkv_pool_allocate(NULL, 1, &block), "pool is NULL");
+  CHECK_INVALID(pkv_pool_retain(NULL, &block, 1), "pool is NULL");
+  CHECK_INVALID(pkv_pool_free(NULL, &block, 1), "pool is NULL");
+  CHECK_INVALID(pkv_pool_block_ptr(NULL, 0, &address), "pool is NULL");
+  CHECK_INVALID(pkv_pool_resize(NULL, 5), "pool is NULL");
+  CHECK_INVALID(pkv_pool_copy_blocks(NULL, &block, &block, 1, NULL), "pool is NULL");
+  CHECK_INVALID(pkv_pool_get_stats(NULL, &stats), "pool is NULL");
+  CHECK_EQUAL(pkv_pool_num_blocks(NULL), 0);
+  CHECK_EQUAL(pkv_pool_num_free(NULL), 0);
+  CHECK_OK(pkv_pool_allocate(pool, 1, &block));
+  CHECK_POOL_REFUSED(pool, pkv_pool_allocate(pool, 1, NULL), PKV_INVALID_ARGUMENT, "out_blocks is NULL");
+  CHECK_POOL_REFUSED(pool, pkv_pool_retain(pool, NULL, 1), PKV_INVALID_ARGUMENT, "blocks is NULL");
+  CHECK_POOL_REFUSED(pool, pkv_pool_free(pool, NULL, 1), PKV_INVALID_ARGUMENT, "blocks is NULL");
+  CHECK_POOL_REFUSED(pool, pkv_pool_block_ptr(pool, 0, NULL), PKV_INVALID_ARGUMENT, "out is NULL");
+  CHECK_POOL_REFUSED(pool, pkv_pool_copy_blocks(pool, NULL, &block, 1, NULL), PKV_INVALID_ARGUMENT, "sources is NULL");
+  CHECK_POOL_REFUSED(pool, pkv_pool_copy_blocks(pool, &block, NULL, 1, NULL), PKV_INVALID_ARGUMENT,
+                     "destinations is NULL");
+  CHECK_POOL_REFUSED(pool, pkv_pool_get_stats(pool, NULL), PKV_INVALID_ARGUMENT, "out is NULL");
+  CHECK_POOL_REFUSED(pool, pkv_pool_allocate(pool, -1, NULL), PKV_INVALID_ARGUMENT, "-1");
+  pkv_pool_destroy(pool);
+}
+
+static void test_layout_and_create(void) {
+  const pkv_layer_group group = make_group();
+  const pkv_layout layout = make_layout(&group), without_groups = make_layout(NULL);
+  const pkv_cache_options options = make_cache_options(&layout, 4), without_layout = make_cache_options(NULL, 4),
+                          with_half_layout = make_cache_options(&without_groups, 4);
+  pkv_layout_info info = {sizeof info, 0, 0};
+  pkv_layer_info layer;
+  memset(&layer, 0, sizeof layer);
+  layer.struct_size = sizeof layer;
+  pkv_cache *cache = NULL;
+  CHECK_INVALID(pkv_layout_describe(NULL, &info), "layout is NULL");
+  CHECK_INVALID(pkv_layout_describe(&without_groups, &info), "groups is NULL");
+  CHECK_INVALID(pkv_layout_describe(&layout, NULL), "out is NULL");
+  CHECK_INVALID(pkv_layout_layer(NULL, 0, &layer), "layout is NULL");
+  CHECK_INVALID(pkv_layout_layer(&without_groups, 0, &layer), "groups is NULL");
+  CHECK_INVALID(pkv_layout_layer(&layout, 0, NULL), "out is NULL");
+  CHECK_EQUAL(info.block_bytes, 0);
+  CHECK_EQUAL(layer.k_token_stride, 0);
+  CHECK_INVALID(pkv_cache_create(NULL, &cache), "options is NULL");
+  CHECK_INVALID(pkv_cache_create(&without_layout, &cache), "layout is NULL");
+  CHECK_INVALID(pkv_cache_create(&with_half_layout, &cache), "groups is NULL");
+  CHECK_INVALID(pkv_cache_create(&options, NULL), "out is NULL");
+  CHECK(cache == NULL);
+  pkv_cache_destroy(NULL);
+}
+
+static void test_cache(void) {
+  pkv_cache *cache = make_cache(NUM_BLOCKS);
+  const float scales[NUM_KV_HEADS] = {1, 1};
+  int64_t number = 0;
+  size_t length = 0;
+  char text[8];
+  void *address = NULL;
+  pkv_cache_stats stats;
+  memset(&stats, 0, sizeof stats);
+  stats.struct_size = sizeof stats;
+  pkv_sequence sequence = 0;
+  CHECK_INVALID(pkv_cache_set_kv_scales(NULL, 0, scales, scales), "cache is NULL");
+  CHECK_INVALID(pkv_cache_evict(NULL, 1, &number), "cache is NULL");
+  CHECK_INVALID(pkv_cache_reset(NULL), "cache is NULL");
+  CHECK_INVALID(pkv_cache_get_stats(NULL, &stats), "cache is NULL");
+  CHECK_INVALID(pkv_cache_check(NULL), "cache is NULL");
+  CHECK_INVALID(pkv_cache_explain(NULL, 0, text, sizeof text, &length), "cache is NULL");
+  CHECK_INVALID(pkv_cache_block_ptr(NULL, 0, &address), "cache is NULL");
+  CHECK_INVALID(pkv_cache_victims(NULL, 1, &sequence, 1, &number), "cache is NULL");
+  CHECK_REFUSED(cache, pkv_cache_set_kv_scales(cache, 0, NULL, scales), PKV_INVALID_ARGUMENT, "k_scale is NULL");
+  CHECK_REFUSED(cache, pkv_cache_set_kv_scales(cache, 0, scales, NULL), PKV_INVALID_ARGUMENT, "v_scale is NULL");
+  CHECK_OK(pkv_cache_evict(cache, 1, NULL));
+  CHECK_REFUSED(cache, pkv_cache_get_stats(cache, NULL), PKV_INVALID_ARGUMENT, "out is NULL");
+  CHECK_REFUSED(cache, pkv_cache_explain(cache, 0, NULL, 1, &length), PKV_INVALID_ARGUMENT, "buffer is NULL");
+  CHECK_REFUSED(cache, pkv_cache_explain(cache, 0, NULL, SIZE_MAX, &length), PKV_INVALID_ARGUMENT, "buffer is NULL");
+  CHECK_REFUSED(cache, pkv_cache_explain(cache, 0, text, sizeof text, NULL), PKV_INVALID_ARGUMENT,
+                "out_length is NULL");
+  CHECK_OK(pkv_cache_explain(cache, 0, NULL, 0, &length));
+  CHECK(length > 0);
+  CHECK_REFUSED(cache, pkv_cache_block_ptr(cache, 0, NULL), PKV_INVALID_ARGUMENT, "out is NULL");
+  CHECK_REFUSED(cache, pkv_cache_victims(cache, 0, NULL, 1, &number), PKV_INVALID_ARGUMENT, "out_sequences is NULL");
+  CHECK_REFUSED(cache, pkv_cache_victims(cache, 0, &sequence, 1, NULL), PKV_INVALID_ARGUMENT, "out_count is NULL");
+  CHECK_OK(pkv_cache_victims(cache, 0, NULL, 0, &number));
+  pkv_cache_destroy(cache);
+}
+
+static void test_sequence(void) {
+  pkv_cache *cache = make_cache(NUM_BLOCKS);
+  pkv_sequence sequence = 0, other = 0;
+  int64_t number = 0;
+  pkv_array array;
+  pkv_sequence_info info;
+  memset(&info, 0, sizeof info);
+  info.struct_size = sizeof info;
+  CHECK_REFUSED(cache, pkv_sequence_open(cache, NULL, 6, NULL, &sequence, &number), PKV_INVALID_ARGUMENT,
+                "tokens is NULL");
+  CHECK_REFUSED(cache, pkv_sequence_open(cache, kTokens, 6, NULL, NULL, &number), PKV_INVALID_ARGUMENT, "out is NULL");
+  CHECK_EQUAL(sequence, 0);
+  CHECK_OK(pkv_sequence_open(cache, NULL, 0, NULL, &sequence, NULL));
+  CHECK_INVALID(pkv_sequence_open(NULL, kTokens, 6, NULL, &other, &number), "cache is NULL");
+  CHECK_INVALID(pkv_sequence_rematch(NULL, sequence, kTokens, 6, &number), "cache is NULL");
+  CHECK_INVALID(pkv_sequence_fork(NULL, sequence, -1, &other), "cache is NULL");
+  CHECK_INVALID(pkv_sequence_reserve(NULL, sequence, 1), "cache is NULL");
+  CHECK_INVALID(pkv_sequence_append(NULL, sequence, kTokens, 6, NULL), "cache is NULL");
+  CHECK_INVALID(pkv_sequence_commit(NULL, sequence, kTokens, 6), "cache is NULL");
+  CHECK_INVALID(pkv_sequence_truncate(NULL, sequence, 0), "cache is NULL");
+  CHECK_INVALID(pkv_sequence_close(NULL, sequence, NULL), "cache is NULL");
+  CHECK_INVALID(pkv_sequence_get_info(NULL, sequence, &info), "cache is NULL");
+  CHECK_INVALID(pkv_sequence_blocks(NULL, sequence, &array), "cache is NULL");
+  CHECK_REFUSED(cache, pkv_sequence_rematch(cache, sequence, NULL, 6, &number), PKV_INVALID_ARGUMENT,
+                "tokens is NULL");
+  CHECK_OK(pkv_sequence_rematch(cache, sequence, kTokens, 6, NULL));
+  CHECK_OK(pkv_sequence_append(cache, sequence, NULL, 0, NULL));
+  CHECK_OK(pkv_sequence_append(cache, sequence, NULL, 2, NULL));
+  CHECK_REFUSED(cache, pkv_sequence_fork(cache, sequence, -1, NULL), PKV_INVALID_ARGUMENT, "out is NULL");
+  CHECK_REFUSED(cache, pkv_sequence_commit(cache, sequence, NULL, 2), PKV_INVALID_ARGUMENT, "tokens is NULL");
+  CHECK_OK(pkv_sequence_commit(cache, sequence, NULL, 0));
+  CHECK_REFUSED(cache, pkv_sequence_get_info(cache, sequence, NULL), PKV_INVALID_ARGUMENT, "out is NULL");
+  CHECK_REFUSED(cache, pkv_sequence_blocks(cache, sequence, NULL), PKV_INVALID_ARGUMENT, "out is NULL");
+  CHECK_EQUAL(get_sequence_info(cache, sequence).length, 2);
+  CHECK_OK(pkv_sequence_close(cache, sequence, NULL));
+  pkv_cache_destroy(cache);
+}
+
+static void test_batch(void) {
+  pkv_cache *cache = make_cache(NUM_BLOCKS);
+  const pkv_batch_options options = make_batch_options(0);
+  pkv_batch *batch = NULL;
+  CHECK_INVALID(pkv_batch_create(NULL, &options, &batch), "cache is NULL");
+  CHECK_INVALID(pkv_batch_create(cache, NULL, &batch), "options is NULL");
+  CHECK_INVALID(pkv_batch_create(cache, &options, NULL), "out is NULL");
+  CHECK(batch == NULL);
+  pkv_batch_destroy(NULL);
+  batch = make_batch(cache, 0);
+  const pkv_sequence sequence = open_sequence(cache, NULL, 0);
+  const int64_t counts[] = {2};
+  CHECK_INVALID(pkv_batch_prepare(NULL, &sequence, counts, 1, kTokens, 2, NULL), "batch is NULL");
+  CHECK_REFUSED(cache, pkv_batch_prepare(batch, NULL, counts, 1, kTokens, 2, NULL), PKV_INVALID_ARGUMENT,
+                "sequences is NULL");
+  CHECK_REFUSED(cache, pkv_batch_prepare(batch, &sequence, NULL, 1, kTokens, 2, NULL), PKV_INVALID_ARGUMENT,
+                "counts is NULL");
+  CHECK_REFUSED(cache, pkv_batch_prepare(batch, &sequence, counts, 1, NULL, 2, NULL), PKV_INVALID_ARGUMENT,
+                "tokens is NULL");
+  CHECK_OK(pkv_batch_prepare(batch, NULL, NULL, 0, NULL, 0, NULL));
+  CHECK_OK(pkv_batch_prepare(batch, &sequence, counts, 1, NULL, 0, NULL));
+  CHECK_INVALID(pkv_batch_discard(NULL), "batch is NULL");
+  pkv_array array;
+  pkv_batch_info info;
+  memset(&info, 0, sizeof info);
+  info.struct_size = sizeof info;
+  CHECK_INVALID(pkv_batch_get_table(NULL, PKV_SEQ_LENS, &array), "batch is NULL");
+  CHECK_INVALID(pkv_batch_get_table(batch, PKV_SEQ_LENS, NULL), "out is NULL");
+  CHECK_INVALID(pkv_batch_get_device_table(NULL, PKV_SEQ_LENS, &array), "batch is NULL");
+  CHECK_INVALID(pkv_batch_get_device_table(batch, PKV_SEQ_LENS, NULL), "out is NULL");
+  CHECK_INVALID(pkv_batch_get_info(NULL, &info), "batch is NULL");
+  CHECK_INVALID(pkv_batch_get_info(batch, NULL), "out is NULL");
+  CHECK_OK(pkv_cache_check(cache));
+  pkv_batch_destroy(batch);
+  pkv_cache_destroy(cache);
+}
+
+static pkv_tensor make_tensor(float *data, int64_t num_tokens, int64_t num_heads, int64_t dim) {
+  pkv_tensor tensor;
+  memset(&tensor, 0, sizeof tensor);
+  tensor.data = data;
+  tensor.dtype = PKV_FLOAT32;
+  tensor.ndim = dim == 0 ? 2 : 3;
+  tensor.shape[0] = num_tokens;
+  tensor.shape[1] = num_heads;
+  tensor.shape[2] = dim;
+  return tensor;
+}
+
+static void test_kernels(void) {
+  pkv_cache *cache = make_cache(NUM_BLOCKS);
+  pkv_batch *batch = make_batch(cache, 0);
+  const pkv_sequence sequence = open_sequence(cache, NULL, 0);
+  const int64_t counts[] = {2};
+  CHECK_OK(pkv_batch_prepare(batch, &sequence, counts, 1, NULL, 0, NULL));
+  float data[2 * NUM_KV_HEADS * HEAD_DIM] = {0}, logs[2 * NUM_KV_HEADS] = {0};
+  const pkv_tensor rows = make_tensor(data, 2, NUM_KV_HEADS, HEAD_DIM), lse = make_tensor(logs, 2, NUM_KV_HEADS, 0);
+  const pkv_tensor no_rows = make_tensor(NULL, 2, NUM_KV_HEADS, HEAD_DIM);
+  const pkv_tensor no_lse = make_tensor(NULL, 2, NUM_KV_HEADS, 0);
+  CHECK_INVALID(pkv_write_kv(NULL, 0, batch, &rows, &rows, NULL), "cache is NULL");
+  CHECK_INVALID(pkv_write_kv(cache, 0, NULL, &rows, &rows, NULL), "batch is NULL");
+  CHECK_INVALID(pkv_write_kv(cache, 0, batch, NULL, &rows, NULL), "k is NULL");
+  CHECK_INVALID(pkv_write_kv(cache, 0, batch, &rows, NULL, NULL), "v is NULL");
+  CHECK_INVALID(pkv_write_kv(cache, 0, batch, &no_rows, &rows, NULL), "k has data NULL");
+  CHECK_INVALID(pkv_write_kv(cache, 0, batch, &rows, &no_rows, NULL), "v has data NULL");
+  CHECK_OK(pkv_write_kv(cache, 0, batch, &rows, &rows, NULL));
+  CHECK_INVALID(pkv_attend(NULL, 0, batch, &rows, &rows, NULL), "cache is NULL");
+  CHECK_INVALID(pkv_attend(cache, 0, NULL, &rows, &rows, NULL), "batch is NULL");
+  CHECK_INVALID(pkv_attend(cache, 0, batch, NULL, &rows, NULL), "q is NULL");
+  CHECK_INVALID(pkv_attend(cache, 0, batch, &rows, NULL, NULL), "out is NULL");
+  CHECK_INVALID(pkv_attend(cache, 0, batch, &no_rows, &rows, NULL), "q has data NULL");
+  CHECK_INVALID(pkv_attend(cache, 0, batch, &rows, &no_rows, NULL), "out has data NULL");
+  pkv_attend_options options;
+  memset(&options, 0, sizeof options);
+  options.struct_size = sizeof options;
+  options.lse = &no_lse;
+  CHECK_INVALID(pkv_attend(cache, 0, batch, &rows, &rows, &options), "lse has data NULL");
+  pkv_tensor per_head = no_lse;
+  per_head.ndim = 1;
+  per_head.shape[0] = NUM_KV_HEADS;
+  options.lse = NULL;
+  options.sinks = &per_head;
+  CHECK_INVALID(pkv_attend(cache, 0, batch, &rows, &rows, &options), "sinks has data NULL");
+  options.sinks = NULL;
+  options.alibi_slopes = &per_head;
+  CHECK_INVALID(pkv_attend(cache, 0, batch, &rows, &rows, &options), "alibi_slopes has data NULL");
+
+  CHECK_INVALID(pkv_merge_states(NULL, &rows, &lse, &rows, &lse, &rows, &lse, NULL), "device is NULL");
+  CHECK_INVALID(pkv_merge_states("host", NULL, &lse, &rows, &lse, &rows, &lse, NULL), "out_a is NULL");
+  CHECK_INVALID(pkv_merge_states("host", &rows, NULL, &rows, &lse, &rows, &lse, NULL), "lse_a is NULL");
+  CHECK_INVALID(pkv_merge_states("host", &rows, &lse, NULL, &lse, &rows, &lse, NULL), "out_b is NULL");
+  CHECK_INVALID(pkv_merge_states("host", &rows, &lse, &rows, NULL, &rows, &lse, NULL), "lse_b is NULL");
+  CHECK_INVALID(pkv_merge_states("host", &rows, &lse, &rows, &lse, NULL, &lse, NULL), "out is NULL");
+  CHECK_INVALID(pkv_merge_states("host", &no_rows, &lse, &rows, &lse, &rows, &lse, NULL), "out_a has data NULL");
+  CHECK_INVALID(pkv_merge_states("host", &rows, &no_lse, &rows, &lse, &rows, &lse, NULL), "lse_a has data NULL");
+  CHECK_INVALID(pkv_merge_states("host", &rows, &lse, &no_rows, &lse, &rows, &lse, NULL), "out_b has data NULL");
+  CHECK_INVALID(pkv_merge_states("host", &rows, &lse, &rows, &no_lse, &rows, &lse, NULL), "lse_b has data NULL");
+  CHECK_INVALID(pkv_merge_states("host", &rows, &lse, &rows, &lse, &no_rows, &lse, NULL), "out has data NULL");
+  CHECK_INVALID(pkv_merge_states("host", &rows, &lse, &rows, &lse, &rows, &no_lse, NULL), "lse has data NULL");
+  CHECK_OK(pkv_merge_states("host", &rows, &lse, &rows, &lse, &rows, NULL, NULL));
+  pkv_batch_destroy(batch);
+  pkv_cache_destroy(cache);
+}
+
+int main(void) {
+  test_system();
+  test_pool();
+  test_layout_and_create();
+  test_cache();
+  test_sequence();
+  test_batch();
+  test_kernels();
+  return finish_checks();
+}
