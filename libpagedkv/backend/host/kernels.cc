@@ -1,5 +1,9 @@
 #include "backend/host/kernels.h"
 
+#if PKV_HAVE_AVX2 || PKV_HAVE_AVX512
+#include <cpuid.h>
+#endif
+
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -18,8 +22,13 @@ struct IsaRow {
 
 bool is_always_supported() { return true; }
 #if PKV_HAVE_AVX2 || PKV_HAVE_AVX512
+// Not all compilers know this one by name.
+bool is_f16c_supported() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
 bool is_avx2_supported() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && is_f16c_supported();
 }
 #endif
 #if PKV_HAVE_AVX512
