@@ -507,11 +507,30 @@ PKV_API pkv_status pkv_batch_get_info(const pkv_batch *batch, pkv_batch_info *ou
 
 /* ---- 6. Kernels ---------------------------------------------------------------------------------------------- */
 
+/* Rotary position embedding of K rows. Pair i of rotary_dim / 2 turns by its angle at the token's position: a' = a cos -
+ * b sin, b' = b cos + a sin. Dims from rotary_dim on stay as they are. */
+typedef struct pkv_rope {
+  size_t struct_size;
+  const pkv_tensor *cos_sin; /* float32 [max_positions, rotary_dim] on the cache's device: of each position the cosines,
+                                then the sines, of its rotary_dim / 2 angles; or NULL: angles by base */
+  float base;                /* angle i of position p is p * base^(-2i / rotary_dim); 0: 10000. Unused with cos_sin */
+  int32_t rotary_dim;        /* even, up to head_dim; 0: head_dim */
+  pkv_toggle interleaved;    /* default off: dim i pairs with i + rotary_dim / 2 (NeoX). On: 2i with 2i + 1 (GPT-J) */
+} pkv_rope;
+
+typedef struct pkv_write_options {
+  size_t struct_size;
+  pkv_stream stream;
+  const pkv_rope *rope; /* NULL: K is stored as given */
+} pkv_write_options;
+
 /* Stores the rows of a step's new tokens at its slots. k: [num_tokens, num_kv_heads, head_dim], v: [num_tokens,
  * num_kv_heads, v_head_dim], both of one dtype: float32, float16 or bfloat16 (converted, or quantised by the scales),
- * or the cache's own dtype (stored as it is; scale 1 where scales are per token and head). Padding is skipped. */
+ * or the cache's own dtype (stored as it is; scale 1 where scales are per token and head). Padding is skipped. With rope
+ * K is rotated first, as float32; a quantised dtype is then refused, and so is a cos_sin that does not reach to the
+ * step's largest position. (A captured graph is replayed without this check.) options may be NULL. */
 PKV_API pkv_status pkv_write_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch, const pkv_tensor *k,
-                                const pkv_tensor *v, pkv_stream stream);
+                                const pkv_tensor *v, const pkv_write_options *options);
 
 typedef struct pkv_attend_options {
   size_t struct_size;

@@ -21,12 +21,17 @@ Status check_step(const pkv_cache *cache, int32_t layer, const pkv_batch *batch)
 }  // namespace
 
 pkv_status pkv_write_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch, const pkv_tensor *k,
-                        const pkv_tensor *v, pkv_stream stream) {
+                        const pkv_tensor *v, const pkv_write_options *options) {
   return guarded([&]() -> Status {
     PKV_TRY(check_step(cache, layer, batch));
     PKV_TRY(check_pointer("k", k));
     PKV_TRY(check_pointer("v", v));
-    return write_kv(cache->cache->backend(), cache->cache->describe_kv(layer), batch->batch->tables(), *k, *v, stream);
+    pkv_write_options given = {};
+    if (options != nullptr) PKV_TRY(read_struct("options", options, &given));
+    pkv_rope rope = {};
+    if (given.rope != nullptr) PKV_TRY(read_struct("rope", given.rope, &rope));
+    return write_kv(cache->cache->backend(), cache->cache->describe_kv(layer), batch->batch->tables(), *k, *v,
+                    given.rope == nullptr ? nullptr : &rope, given.stream);
   });
 }
 

@@ -117,10 +117,39 @@ Status check_toggle(const char *name, pkv_toggle toggle) {
   return fail(PKV_INVALID_ARGUMENT, "%s is %d, unknown", name, static_cast<int>(toggle));
 }
 
+constexpr float kDefaultRopeBase = 10000;
+
+Status read_rope(const pkv_rope &rope, const PagedKv &kv, const StepTables &tables, pkv_dtype dtype, RopeParams *out) {
+  const int32_t rotary_dim = rope.rotary_dim == 0 ? kv.head_dim : rope.rotary_dim;
+  if (rotary_dim < 0 || rotary_dim > kv.head_dim || rotary_dim % 2 != 0) {
+    return fail(PKV_INVALID_ARGUMENT, "rotary_dim is %d, not even and up to head_dim, %d", rope.rotary_dim, kv.head_dim);
+  }
+  PKV_TRY(check_toggle("interleaved", rope.interleaved));
+  if (!std::isfinite(rope.base) || rope.base < 0) {
+    return fail(PKV_INVALID_ARGUMENT, "base is %g, not finite and positive", static_cast<double>(rope.base));
+  }
+  if (!is_float_dtype(dtype)) {
+    return fail(PKV_INVALID_ARGUMENT, "k has dtype %s, which rope cannot rotate", name_or_unknown(dtype));
+  }
+  out->rotary_dim = rotary_dim;
+  out->is_interleaved = rope.interleaved == PKV_ON;
+  out->base = static_cast<double>(rope.base == 0 ? kDefaultRopeBase : rope.base);
+  if (rope.cos_sin == nullptr) return PKV_OK;
+  Rows rows;
+  PKV_TRY(check_float32("cos_sin", *rope.cos_sin, {-1, rotary_dim}, &rows));
+  if (tables.max_position >= rope.cos_sin->shape[0]) {
+    return fail(PKV_INVALID_ARGUMENT, "cos_sin has %" PRId64 " positions, but the step goes to %" PRId64,
+                rope.cos_sin->shape[0], tables.max_position);
+  }
+  out->cos_sin = static_cast<const float *>(rows.data);
+  out->cos_sin_stride = rows.strides[0];
+  return PKV_OK;
+}
+
 }  // namespace
 
 Status write_kv(Backend *backend, const PagedKv &kv, const StepTables &tables, const pkv_tensor &k,
-                const pkv_tensor &v, pkv_stream stream) {
+                const pkv_tensor &v, const pkv_rope *rope, pkv_stream stream) {
   Rows k_rows, v_rows;
   PKV_TRY(check_tensor("k", k, {tables.num_tokens, kv.num_kv_heads, kv.head_dim}, &k_rows));
   PKV_TRY(check_tensor("v", v, {tables.num_tokens, kv.num_kv_heads, kv.v_head_dim}, &v_rows));
@@ -129,11 +158,13 @@ Status write_kv(Backend *backend, const PagedKv &kv, const StepTables &tables, c
                 name_or_unknown(k.dtype), name_or_unknown(kv.dtype));
   }
   PKV_TRY(check_same_dtype("v", v.dtype, "k", k.dtype));
-  if (tables.num_tokens == 0) return PKV_OK;
   WriteKvParams params = {};
+  if (rope != nullptr) PKV_TRY(read_rope(*rope, kv, tables, k.dtype, &params.rope));
+  if (tables.num_tokens == 0) return PKV_OK;
   params.kv = kv;
   params.num_tokens = tables.num_tokens;
   params.slot_mapping = tables.slot_mapping;
+  params.positions = tables.positions;
   params.k = k_rows.data;
   params.v = v_rows.data;
   params.dtype = k.dtype;

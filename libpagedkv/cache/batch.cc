@@ -220,6 +220,8 @@ void Batch::fill_tables(int64_t num_sequences, int64_t num_tokens) {
   const int64_t num_items = static_cast<int64_t>(step_.items.size());
   int64_t token = 0;
   max_seq_len_ = 0;
+  max_count_ = 0;
+  max_position_ = -1;
   num_columns_ = 0;
   cu_seqlens_q_[0] = 0;
   for (int64_t i = 0; i < num_items; ++i) {
@@ -240,7 +242,8 @@ void Batch::fill_tables(int64_t num_sequences, int64_t num_tokens) {
     seq_lens_[i] = static_cast<int32_t>(length);
     cu_seqlens_q_[i + 1] = static_cast<int32_t>(token);
     max_seq_len_ = std::max(max_seq_len_, length);
-    max_query_len_ = std::max(max_query_len_, item.count);
+    max_count_ = std::max(max_count_, item.count);
+    if (item.count > 0) max_position_ = std::max(max_position_, length - 1);
     num_columns_ = std::max<int64_t>(num_columns_, rows_[i].num_used);
   }
   for (int64_t i = num_items; i < num_sequences; ++i) {
@@ -250,6 +253,7 @@ void Batch::fill_tables(int64_t num_sequences, int64_t num_tokens) {
     seq_lens_[i] = 0;
     cu_seqlens_q_[i + 1] = static_cast<int32_t>(token);
   }
+  max_query_len_ = std::max(max_query_len_, max_count_);
   for (int64_t i = 0; i < num_sequences; ++i) clear_row_tail(i);
   std::fill(slot_mapping_.data() + token, slot_mapping_.data() + num_tokens, -1);
   std::fill(positions_.data() + token, positions_.data() + num_tokens, 0);
@@ -295,6 +299,8 @@ StepTables Batch::host_tables() const {
   tables.positions = positions_.data();
   tables.max_query_len = max_query_len_;
   tables.max_seq_len = max_seq_len_;
+  tables.max_count = max_count_;
+  tables.max_position = max_position_;
   return tables;
 }
 

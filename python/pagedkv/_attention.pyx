@@ -6,7 +6,7 @@ from libc.string cimport memset
 
 import numpy
 
-from pagedkv._arrays cimport as_double, as_int32, as_int64, as_stream, as_text, describe
+from pagedkv._arrays cimport as_double, as_int32, as_int64, as_positive, as_stream, as_text, describe
 from pagedkv._batch cimport Batch
 from pagedkv._cache cimport Cache
 from pagedkv._errors import BusyError, InvalidArgumentError, UnsupportedError
@@ -15,7 +15,8 @@ from pagedkv._tensors cimport DEVICE_CUDA, DEVICE_HOST, TensorView, as_tensor
 from pagedkv.abi cimport (
     PKV_BFLOAT16, PKV_DTYPE_NONE, PKV_FLOAT16, PKV_FLOAT32, PKV_FLOAT8_E4M3, PKV_FLOAT8_E5M2, PKV_OFF, PKV_ON,
     pkv_attend, pkv_attend_options, pkv_dtype, pkv_dtype_name, pkv_host_isa, pkv_host_num_threads, pkv_host_set_isa,
-    pkv_host_set_num_threads, pkv_merge_states, pkv_status, pkv_stream, pkv_tensor, pkv_write_kv)
+    pkv_host_set_num_threads, pkv_merge_states, pkv_rope, pkv_status, pkv_stream, pkv_tensor, pkv_write_kv,
+    pkv_write_options)
 
 
 cdef int require_device(TensorView view, bint is_host, str name) except -1:
@@ -44,18 +45,57 @@ cdef int enter_kernel(Cache cache, object batch) except -1:
     return 0
 
 
+cdef class Rope:
+    """Rope(base=10000.0, rotary_dim=None, interleaved=False, cos_sin=None)\n--\n\n\
+Rotary position embedding for write_kv, which rotates K at each token's position before it is stored.
+
+    The first rotary_dim dims of a head (None: all) are turned in pairs, pair i at position p by the angle
+    p * base ** (-2 * i / rotary_dim). Pairs are i and i + rotary_dim / 2, or with interleaved 2i and 2i + 1. cos_sin,
+    float32 [max_positions, rotary_dim] on the cache's device, gives the angles in place of base: of each position the
+    cosines of its pairs, then the sines."""
+
+    def __init__(self, base=10000.0, rotary_dim=None, interleaved=False, cos_sin=None):
+        cdef pkv_rope rope
+        memset(&rope, 0, sizeof(rope))
+        rope.struct_size = sizeof(rope)
+        rope.base = as_float(base, "base")
+        if rope.base < 0:
+            raise InvalidArgumentError(f"base must be positive, got {base!r}")
+        if rotary_dim is not None:
+            as_positive(rotary_dim, "rotary_dim")
+            rope.rotary_dim = as_int32(rotary_dim, "rotary_dim")
+        rope.interleaved = PKV_ON if interleaved else PKV_OFF
+        self._table = as_tensor(cos_sin, "cos_sin", PKV_DTYPE_NONE, False) if cos_sin is not None else None
+        rope.cos_sin = &self._table.tensor if self._table is not None else NULL
+        self._rope = rope
+        self.base, self.cos_sin = base, cos_sin
+        self.rotary_dim, self.interleaved = rotary_dim, bool(interleaved)
+
+    def __repr__(self):
+        angles = f"base={self.base!r}" if self.cos_sin is None else "cos_sin=..."
+        return f"pagedkv.Rope({angles}, rotary_dim={self.rotary_dim!r}, interleaved={self.interleaved!r})"
+
+
 cdef int write_kv(Cache cache, object layer, object batch, object k, object v, object stream,
                   object rope) except -1:
-    cdef pkv_stream handle = NULL
+    cdef pkv_write_options options
+    cdef pkv_rope rotation
     cdef pkv_status status
     cdef int32_t index = as_int32(layer, "layer")
-    cdef TensorView keys, values
+    cdef TensorView keys, values, table = None
     cdef pkv_dtype byte_dtype
     cdef Batch step
     enter_kernel(cache, batch)
+    memset(&options, 0, sizeof(options))
+    options.struct_size = sizeof(options)
+    as_stream(stream, &options.stream)
     if rope is not None:
-        raise UnsupportedError("rope is not available: give k with the rotation applied")
-    as_stream(stream, &handle)
+        if not isinstance(rope, Rope) or (<Rope> rope)._rope.struct_size == 0:
+            raise InvalidArgumentError(f"rope must be a pagedkv.Rope, got {describe(rope)}")
+        rotation, table = (<Rope> rope)._rope, (<Rope> rope)._table  # what an __init__ meanwhile does not change
+        if table is not None:
+            require_device(table, cache._is_host, "cos_sin")
+        options.rope = &rotation
     byte_dtype = find_byte_dtype(cache)
     keys = as_tensor(k, "k", byte_dtype, False)
     values = as_tensor(v, "v", byte_dtype, False)
@@ -66,7 +106,7 @@ cdef int write_kv(Cache cache, object layer, object batch, object k, object v, o
     cache._num_kernels += 1
     step._num_kernels += 1
     with nogil:
-        status = pkv_write_kv(cache._cache, index, step._batch, &keys.tensor, &values.tensor, handle)
+        status = pkv_write_kv(cache._cache, index, step._batch, &keys.tensor, &values.tensor, &options)
     cache._num_kernels -= 1
     step._num_kernels -= 1
     return check(status)

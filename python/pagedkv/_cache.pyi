@@ -5,6 +5,7 @@ from typing import Any, Literal, TypeVar
 import numpy.typing as npt
 
 from pagedkv._arrays import Buffer, Integers, Stream
+from pagedkv._attention import Rope
 from pagedkv._batch import Batch
 from pagedkv._layout import Layout
 from pagedkv._sequence import Sequence
@@ -40,7 +41,7 @@ class Cache:
     ) -> Batch: ...
     def discard(self, batch: Batch) -> None: ...
     def write_kv(
-        self, layer: int, batch: Batch, k: ArrayLike, v: ArrayLike, stream: Stream = 0, rope: None = None
+        self, layer: int, batch: Batch, k: ArrayLike, v: ArrayLike, stream: Stream = 0, rope: Rope | None = None
     ) -> None: ...
     # Returns out, or a new numpy array.
     def attend(

@@ -260,7 +260,8 @@ hash_seed=0)\n--\n\nToken sequences over blocks of one device, with a prefix cac
     def write_kv(self, layer, batch, k, v, stream=0, rope=None):
         """Stores the rows of a step's new tokens: k [num_tokens, num_kv_heads, head_dim], v with v_head_dim.
 
-        Any of float32, float16, bfloat16 (converted or quantised), or the cache's own dtype (stored as it is)."""
+        Any of float32, float16, bfloat16 (converted or quantised), or the cache's own dtype (stored as it is). rope, a
+        pagedkv.Rope, rotates k first."""
         write_kv(self, layer, batch, k, v, stream, rope)
 
     def attend(self, layer, batch, q, out=None, stream=0, scale=None, causal=True, window=None, softcap=None,

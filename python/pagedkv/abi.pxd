@@ -324,8 +324,19 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
     pkv_status pkv_batch_get_info(const pkv_batch *batch, pkv_batch_info *out)
 
     # ---- 6. Kernels
+    ctypedef struct pkv_rope:
+        size_t struct_size
+        const pkv_tensor *cos_sin
+        float base
+        int32_t rotary_dim
+        pkv_toggle interleaved
+
+    ctypedef struct pkv_write_options:
+        size_t struct_size
+        pkv_stream stream
+        const pkv_rope *rope
     pkv_status pkv_write_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch, const pkv_tensor *k,
-                            const pkv_tensor *v, pkv_stream stream)
+                            const pkv_tensor *v, const pkv_write_options *options)
 
     ctypedef struct pkv_attend_options:
         size_t struct_size

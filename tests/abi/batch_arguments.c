@@ -211,6 +211,21 @@ static pkv_status call_with_attend_lse(const kernel_calls *calls, const pkv_tens
   return call_with_options(calls, NULL, NULL, tensor);
 }
 
+static pkv_status call_with_rope(const kernel_calls *calls, const pkv_rope *rope) {
+  pkv_write_options options;
+  memset(&options, 0, sizeof options);
+  options.struct_size = sizeof options;
+  options.rope = rope;
+  return pkv_write_kv(calls->cache, 0, calls->batch, &calls->rows, &calls->rows, &options);
+}
+static pkv_status call_with_angles(const kernel_calls *calls, const pkv_tensor *tensor) {
+  pkv_rope rope;
+  memset(&rope, 0, sizeof rope);
+  rope.struct_size = sizeof rope;
+  rope.cos_sin = tensor;
+  return call_with_rope(calls, &rope);
+}
+
 static void check_tensor(const kernel_calls *calls, const char *name, const pkv_tensor *good,
                          pkv_status (*call)(const kernel_calls *, const pkv_tensor *)) {
   CHECK_OK(call(calls, good));
@@ -229,6 +244,8 @@ static void check_tensor(const kernel_calls *calls, const char *name, const pkv_
     for (int64_t i = 0; i < COUNT(wrong_sizes); ++i) {
       /* What is merged may have any shape: there the first tensor is right and the others wrong. */
       if (strcmp(name, "out_a") == 0) continue;
+      /* A table of angles may be longer than it must be. */
+      if (strcmp(name, "cos_sin") == 0 && d == 0 && wrong_sizes[i] > 0) continue;
       CHECK_MEMBER(shape[d], wrong_sizes[i]);
     }
   }
@@ -250,6 +267,34 @@ static void check_tensor(const kernel_calls *calls, const char *name, const pkv_
   }
 }
 
+static void test_rope(const kernel_calls *calls) {
+  pkv_rope good;
+  memset(&good, 0, sizeof good);
+  good.struct_size = sizeof good;
+#define CHECK_ROPE(member, value, word)                      \
+  do {                                                       \
+    pkv_rope wrong = good;                                   \
+    wrong.member = (value);                                  \
+    CHECK_INVALID(call_with_rope(calls, &wrong), word);      \
+  } while (0)
+  CHECK_ROPE(struct_size, 0, "rope->struct_size is 0");
+  CHECK_ROPE(base, -1, "base is -1");
+  CHECK_ROPE(base, (float)NAN, "base is nan");
+  CHECK_ROPE(base, (float)INFINITY, "base is inf");
+  CHECK_ROPE(rotary_dim, 3, "rotary_dim is 3");
+  CHECK_ROPE(rotary_dim, -2, "rotary_dim is -2");
+  CHECK_ROPE(rotary_dim, HEAD_DIM + 2, "rotary_dim is 10");
+  CHECK_ROPE(rotary_dim, INT32_MAX, "2147483647");
+  CHECK_ROPE(interleaved, (pkv_toggle)3, "interleaved is 3");
+  static float table[(NUM_TOKENS - 1) * HEAD_DIM];
+  const pkv_tensor angles = make_tensor(table, PKV_FLOAT32, 2, NUM_TOKENS - 1, HEAD_DIM, 0);
+  CHECK_INVALID(call_with_angles(calls, &angles), "cos_sin has 2 positions, but the step goes to 2");
+  good.rotary_dim = 4;
+  good.base = 500;
+  good.interleaved = PKV_ON;
+  CHECK_OK(call_with_rope(calls, &good));
+}
+
 static void test_kernels(void) {
   kernel_calls calls;
   static float rows[(NUM_TOKENS + 1) * NUM_HEADS * HEAD_DIM], logs[(NUM_TOKENS + 1) * NUM_HEADS], results[COUNT(rows)];
@@ -261,6 +306,7 @@ static void test_kernels(void) {
   calls.logs = make_tensor(logs, PKV_FLOAT32, 2, NUM_TOKENS, NUM_HEADS, 0);
   calls.merged = calls.results;
   const pkv_tensor per_head = make_tensor(logs, PKV_FLOAT32, 1, NUM_HEADS, 0, 0);
+  const pkv_tensor angles = make_tensor(rows, PKV_FLOAT32, 2, NUM_TOKENS, HEAD_DIM, 0);
   CHECK_INVALID(call_with_k(&calls, &calls.rows), "no prepared step");
   CHECK_INVALID(call_with_q(&calls, &calls.queries), "no prepared step");
   const pkv_sequence sequence = open_sequence(calls.cache, NULL, 0);
@@ -280,6 +326,8 @@ static void test_kernels(void) {
   check_tensor(&calls, "lse_a", &calls.logs, call_with_lse_a);
   check_tensor(&calls, "lse_b", &calls.logs, call_with_lse_b);
   check_tensor(&calls, "lse", &calls.logs, call_with_lse);
+
+  check_tensor(&calls, "cos_sin", &angles, call_with_angles);
 
   const int32_t wrong_layers[] = {-1, NUM_LAYERS, INT32_MAX, INT32_MIN};
   for (int64_t i = 0; i < COUNT(wrong_layers); ++i) {
@@ -308,6 +356,7 @@ static void test_kernels(void) {
   CHECK_ATTEND_OPTION(window, INT64_MIN, "-9223372036854775808");
   CHECK_ATTEND_OPTION(softcap, -1, "softcap is -1");
   CHECK_ATTEND_OPTION(softcap, (float)NAN, "softcap is nan");
+  test_rope(&calls);
   good.window = INT64_MAX;
   CHECK_OK(pkv_attend(calls.cache, 0, calls.batch, &calls.queries, &calls.results, &good));
   const char *const wrong_devices[] = {"", "hos", "host ", "HOST", "cuda:x", "cuda:1:2"};

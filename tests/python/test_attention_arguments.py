@@ -144,9 +144,57 @@ def test_good_options(step, options):
     assert np.isfinite(step.cache.attend(0, step.batch, step.q, **options)).all()
 
 
+@pytest.mark.parametrize("rope", [object(), 10000.0, True, "neox", {"base": 10000.0}, (1, 2), pagedkv.Rope,
+                                  pagedkv.Rope.__new__(pagedkv.Rope)], ids=name)  # fmt: skip
+def test_what_is_no_rope(step, unchanged, rope):
+    with unchanged(text="pagedkv.Rope"):
+        step.cache.write_kv(0, step.batch, step.k, step.v, rope=rope)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [(dict(base=0), "base"), (dict(base=-1.0), "base"), (dict(base=float("inf")), "base"), (dict(base="1"), "base"),
+     (dict(rotary_dim=0), "rotary_dim"), (dict(rotary_dim=-2), "rotary_dim"), (dict(rotary_dim=2**31), "rotary_dim"),
+     (dict(rotary_dim=8.0), "rotary_dim"), (dict(cos_sin=1.0), "cos_sin"), (dict(cos_sin=[[1.0]]), "cos_sin"),
+     (dict(cos_sin=np.zeros((7, 16))), "cos_sin")],
+    ids=str,
+)  # fmt: skip
+def test_bad_ropes(refuses, options, text):
+    with refuses(None, text=text):
+        pagedkv.Rope(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [(dict(rotary_dim=3), "rotary_dim"), (dict(rotary_dim=18), "rotary_dim"),
+     (dict(cos_sin=np.zeros((7, 16), np.float16)), "cos_sin"), (dict(cos_sin=np.zeros((7, 8), np.float32)), "cos_sin"),
+     (dict(cos_sin=np.zeros((4, 16), np.float32)), "cos_sin"), (dict(cos_sin=np.zeros(16, np.float32)), "cos_sin"),
+     (dict(cos_sin=np.zeros((7, 16), np.float32), rotary_dim=8), "cos_sin")],
+    ids=str,
+)  # fmt: skip
+def test_ropes_that_do_not_fit(step, unchanged, options, text):
+    rope = pagedkv.Rope(**options)
+    with unchanged(text=text):
+        step.cache.write_kv(0, step.batch, step.k, step.v, rope=rope)
+
+
+def test_rope_says_what_it_is(step):
+    rope = pagedkv.Rope(base=500, rotary_dim=np.int32(8), interleaved=1)
+    assert (rope.base, rope.rotary_dim, rope.interleaved, rope.cos_sin) == (500, 8, True, None)
+    assert repr(pagedkv.Rope()) == "pagedkv.Rope(base=10000.0, rotary_dim=None, interleaved=False)"
+    step.cache.write_kv(0, step.batch, step.k, step.v, rope=rope)
+    table = np.zeros((7, 16), np.float32)
+    table[:, :8] = 1  # no rotation
+    rope = pagedkv.Rope(cos_sin=table)
+    assert rope.cos_sin is table
+    del table
+    step.cache.write_kv(0, step.batch, step.k, step.v, rope=rope)
+    without = bytes(memoryview(step.cache))
+    step.cache.write_kv(0, step.batch, step.k, step.v)
+    assert bytes(memoryview(step.cache)) == without
+
+
 def test_what_is_not_there_yet(step, unchanged):
-    with unchanged(pagedkv.UnsupportedError, "rope"):
-        step.cache.write_kv(0, step.batch, step.k, step.v, rope=object())
     with unchanged(pagedkv.UnsupportedError, "tree_mask"):
         step.cache.attend(0, step.batch, step.q, tree_mask=np.zeros(1))
 

@@ -8,6 +8,7 @@
 
 #include "backend/host/isa.h"
 #include "backend/host/paged_address.h"
+#include "backend/host/rope.h"
 #include "backend/host/vector_avx512.h"
 
 #include "backend/host/attend_math.inc.h"

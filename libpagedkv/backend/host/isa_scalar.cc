@@ -1,6 +1,7 @@
 // The host kernels for any processor.
 #include "backend/host/isa.h"
 #include "backend/host/paged_address.h"
+#include "backend/host/rope.h"
 #include "backend/host/vector_scalar.h"
 
 #include "backend/host/attend_math.inc.h"
