@@ -101,7 +101,8 @@ typedef enum pkv_dtype {
   PKV_FLOAT8_E5M2 = 5, /* OCP E5M2 (largest finite 57344) */
   PKV_INT8 = 6,
   PKV_INT32 = 7, /* tables only */
-  PKV_INT64 = 8  /* tables only */
+  PKV_INT64 = 8, /* tables only */
+  PKV_BOOL = 9   /* masks only: a byte, any non-zero one is true */
 } pkv_dtype;
 
 /* "bfloat16" and so on, NULL for an unknown value; and back. */
@@ -543,6 +544,11 @@ typedef struct pkv_attend_options {
   const pkv_tensor *alibi_slopes; /* float32 [num_heads]: adds slope * (key position - query position) */
   const pkv_tensor *lse;          /* float32 [num_tokens, num_heads], written: natural log-sum-exp of the scores,
                                      sinks included; -inf where nothing is attended */
+  const pkv_tensor *tree_mask;    /* bool [num_tokens, W], W at least the largest count of the step: whether a token
+                                     attends the j-th new token of its own sequence. In place of causal among the new
+                                     tokens; all earlier tokens are seen, window still applies */
+  pkv_toggle invariant;           /* default off. On: a sequence's result does not depend, by a bit, on the step's other
+                                     sequences (on the host it never does) */
 } pkv_attend_options;
 
 /*

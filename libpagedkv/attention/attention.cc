@@ -112,6 +112,22 @@ Status check_per_head(const char *name, const pkv_tensor *tensor, int64_t num_he
   return PKV_OK;
 }
 
+// tree_mask: a row for each token of the step, wide enough for every sequence's new tokens.
+Status check_tree_mask(const pkv_tensor &mask, const StepTables &tables, AttendParams *params) {
+  Rows rows;
+  PKV_TRY(check_tensor("tree_mask", mask, {tables.num_tokens, -1}, &rows));
+  if (mask.dtype != PKV_BOOL) {
+    return fail(PKV_INVALID_ARGUMENT, "tree_mask has dtype %s, not bool", name_or_unknown(mask.dtype));
+  }
+  if (mask.shape[1] < tables.max_count) {
+    return fail(PKV_INVALID_ARGUMENT, "tree_mask has shape[1] = %" PRId64 ", but a sequence has %" PRId64 " new tokens",
+                mask.shape[1], tables.max_count);
+  }
+  params->tree_mask = static_cast<const uint8_t *>(rows.data);
+  params->tree_mask_stride = rows.strides[0];
+  return PKV_OK;
+}
+
 Status check_toggle(const char *name, pkv_toggle toggle) {
   if (toggle == PKV_DEFAULT || toggle == PKV_ON || toggle == PKV_OFF) return PKV_OK;
   return fail(PKV_INVALID_ARGUMENT, "%s is %d, unknown", name, static_cast<int>(toggle));
@@ -198,7 +214,9 @@ Status attend(Backend *backend, const PagedKv &kv, const StepTables &tables, voi
     params.lse_token_stride = lse_rows.strides[0];
     params.lse_head_stride = lse_rows.strides[1];
   }
+  if (options.tree_mask != nullptr) PKV_TRY(check_tree_mask(*options.tree_mask, tables, &params));
   PKV_TRY(check_toggle("causal", options.causal));
+  PKV_TRY(check_toggle("invariant", options.invariant));
   if (!std::isfinite(options.scale)) {
     return fail(PKV_INVALID_ARGUMENT, "scale is %g, not finite", static_cast<double>(options.scale));
   }
@@ -219,6 +237,7 @@ Status attend(Backend *backend, const PagedKv &kv, const StepTables &tables, voi
   params.out_head_stride = out_rows.strides[1];
   params.scale = options.scale == 0 ? 1.0f / std::sqrt(static_cast<float>(kv.head_dim)) : options.scale;
   params.is_causal = options.causal != PKV_OFF;
+  params.is_invariant = options.invariant == PKV_ON;
   params.window = options.window;
   params.softcap = options.softcap;
   params.workspace = workspace;

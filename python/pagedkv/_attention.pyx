@@ -9,11 +9,11 @@ import numpy
 from pagedkv._arrays cimport as_double, as_int32, as_int64, as_positive, as_stream, as_text, describe
 from pagedkv._batch cimport Batch
 from pagedkv._cache cimport Cache
-from pagedkv._errors import BusyError, InvalidArgumentError, UnsupportedError
+from pagedkv._errors import BusyError, InvalidArgumentError
 from pagedkv._errors cimport check
 from pagedkv._tensors cimport DEVICE_CUDA, DEVICE_HOST, TensorView, as_tensor
 from pagedkv.abi cimport (
-    PKV_BFLOAT16, PKV_DTYPE_NONE, PKV_FLOAT16, PKV_FLOAT32, PKV_FLOAT8_E4M3, PKV_FLOAT8_E5M2, PKV_OFF, PKV_ON,
+    PKV_BFLOAT16, PKV_BOOL, PKV_DTYPE_NONE, PKV_FLOAT16, PKV_FLOAT32, PKV_FLOAT8_E4M3, PKV_FLOAT8_E5M2, PKV_OFF, PKV_ON,
     pkv_attend, pkv_attend_options, pkv_dtype, pkv_dtype_name, pkv_host_isa, pkv_host_num_threads, pkv_host_set_isa,
     pkv_host_set_num_threads, pkv_merge_states, pkv_rope, pkv_status, pkv_stream, pkv_tensor, pkv_write_kv,
     pkv_write_options)
@@ -134,30 +134,30 @@ cdef float as_float(object value, str name) except? -1.0:
     return result
 
 
-cdef TensorView as_optional(object value, str name, bint is_host, bint is_written):
+cdef TensorView as_optional(object value, str name, bint is_host, bint is_written,
+                            pkv_dtype byte_dtype=PKV_DTYPE_NONE):
     cdef TensorView view
     if value is None:
         return None
-    view = as_tensor(value, name, PKV_DTYPE_NONE, is_written)
+    view = as_tensor(value, name, byte_dtype, is_written)
     require_device(view, is_host, name)
     return view
 
 
 cdef object attend(Cache cache, object layer, object batch, object q, object out, object stream, object scale,
                    object causal, object window, object softcap, object sinks, object alibi_slopes, object tree_mask,
-                   object lse):
+                   object lse, object invariant):
     cdef pkv_attend_options options
     cdef pkv_status status
     cdef int32_t index = as_int32(layer, "layer")
-    cdef TensorView query, result, sink_view, slope_view, lse_view
+    cdef TensorView query, result, sink_view, slope_view, lse_view, mask_view
     cdef Batch step
     enter_kernel(cache, batch)
-    if tree_mask is not None:
-        raise UnsupportedError("tree_mask is not available")
     memset(&options, 0, sizeof(options))
     options.struct_size = sizeof(options)
     as_stream(stream, &options.stream)
     options.causal = PKV_ON if causal else PKV_OFF
+    options.invariant = PKV_ON if invariant else PKV_OFF
     if scale is not None:
         options.scale = as_float(scale, "scale")
     if window is not None:
@@ -182,9 +182,11 @@ cdef object attend(Cache cache, object layer, object batch, object q, object out
     sink_view = as_optional(sinks, "sinks", cache._is_host, False)
     slope_view = as_optional(alibi_slopes, "alibi_slopes", cache._is_host, False)
     lse_view = as_optional(lse, "lse", cache._is_host, True)
+    mask_view = as_optional(tree_mask, "tree_mask", cache._is_host, False, PKV_BOOL)
     options.sinks = &sink_view.tensor if sink_view is not None else NULL
     options.alibi_slopes = &slope_view.tensor if slope_view is not None else NULL
     options.lse = &lse_view.tensor if lse_view is not None else NULL
+    options.tree_mask = &mask_view.tensor if mask_view is not None else NULL
     enter_kernel(cache, batch)  # again: reading arrays may have run Python code
     step = <Batch> batch
     cache._num_kernels += 1

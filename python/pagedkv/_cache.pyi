@@ -57,7 +57,7 @@ class Cache:
         softcap: float | None = None,
         sinks: ArrayLike | None = None,
         alibi_slopes: ArrayLike | None = None,
-        tree_mask: None = None,
+        tree_mask: ArrayLike | None = None,
         lse: ArrayLike | None = None,
         invariant: bool = False,
         pdl: bool = False,

@@ -269,10 +269,11 @@ hash_seed=0)\n--\n\nToken sequences over blocks of one device, with a prefix cac
         """Attention of a step's new tokens, q [num_tokens, num_heads, head_dim], over their sequences.
 
         Returns out, [num_tokens, num_heads, v_head_dim] of q's dtype. lse, float32 [num_tokens, num_heads], is filled
-        with the natural log-sum-exp of the scores. Results on the host never depend on the batch's other sequences, so
-        invariant changes nothing there; nor does pdl."""
+        with the natural log-sum-exp of the scores. tree_mask, bool or uint8 [num_tokens, W], says whether a token
+        attends the j-th new token of its own sequence, in place of causal. invariant: a sequence's result does not
+        depend on the step's other sequences; on the host it never does. pdl changes nothing in this version."""
         return attend(self, layer, batch, q, out, stream, scale, causal, window, softcap, sinks, alibi_slopes,
-                      tree_mask, lse)
+                      tree_mask, lse, invariant)
 
     def set_kv_scales(self, layer, k_scale, v_scale):
         """Static scales of a layer's K and V: numbers, or float32 [num_kv_heads]. Finite and positive."""

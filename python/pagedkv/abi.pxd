@@ -52,6 +52,7 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         PKV_INT8
         PKV_INT32
         PKV_INT64
+        PKV_BOOL
     const char *pkv_dtype_name(pkv_dtype dtype)
     pkv_status pkv_dtype_parse(const char *name, pkv_dtype *out)
 
@@ -348,6 +349,8 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         const pkv_tensor *sinks
         const pkv_tensor *alibi_slopes
         const pkv_tensor *lse
+        const pkv_tensor *tree_mask
+        pkv_toggle invariant
     pkv_status pkv_attend(pkv_cache *cache, int32_t layer, const pkv_batch *batch, const pkv_tensor *q,
                           const pkv_tensor *out, const pkv_attend_options *options)
     pkv_status pkv_merge_states(const char *device, const pkv_tensor *out_a, const pkv_tensor *lse_a,

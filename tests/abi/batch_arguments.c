@@ -237,7 +237,7 @@ static void check_tensor(const kernel_calls *calls, const char *name, const pkv_
   } while (0)
   const int32_t wrong_ndims[] = {0, -1, good->ndim - 1, good->ndim + 1, 5, INT32_MAX, INT32_MIN};
   for (int64_t i = 0; i < COUNT(wrong_ndims); ++i) CHECK_MEMBER(ndim, wrong_ndims[i]);
-  const int wrong_dtypes[] = {PKV_DTYPE_NONE, PKV_FLOAT8_E4M3, PKV_INT8, PKV_INT32, PKV_INT64, 9, -1, 1 << 20};
+  const int wrong_dtypes[] = {PKV_DTYPE_NONE, PKV_FLOAT8_E4M3, PKV_INT8, PKV_INT32, PKV_INT64, PKV_BOOL, 10, -1, 1 << 20};
   for (int64_t i = 0; i < COUNT(wrong_dtypes); ++i) CHECK_MEMBER(dtype, (pkv_dtype)wrong_dtypes[i]);
   for (int32_t d = 0; d < good->ndim; ++d) {
     const int64_t wrong_sizes[] = {0, -1, good->shape[d] + 1, INT64_MAX, INT64_MIN};
@@ -264,6 +264,39 @@ static void check_tensor(const kernel_calls *calls, const char *name, const pkv_
     CHECK_INVALID(call(calls, &strided), name);
     strided.strides[0] = INT64_MIN;
     CHECK_INVALID(call(calls, &strided), name);
+  }
+}
+
+/* Three tokens of one sequence: rows of three or more masks of one byte. */
+static void test_tree_mask(const kernel_calls *calls) {
+  static uint8_t bytes[NUM_TOKENS * 8] = {1, 0, 0, 0, 0, 0, 0, 0, 255, 1, 0, 0, 0, 0, 0, 0, 1, 0, 7};
+  pkv_attend_options options;
+  memset(&options, 0, sizeof options);
+  options.struct_size = sizeof options;
+  const pkv_tensor good = make_tensor(bytes, PKV_BOOL, 2, NUM_TOKENS, 8, 0);
+  pkv_tensor mask = good;
+  options.tree_mask = &mask;
+#define CALL_WITH_MASK() pkv_attend(calls->cache, 0, calls->batch, &calls->queries, &calls->results, &options)
+  CHECK_OK(CALL_WITH_MASK());
+  mask.shape[1] = NUM_TOKENS;
+  CHECK_OK(CALL_WITH_MASK());
+  mask.shape[1] = NUM_TOKENS - 1;
+  CHECK_INVALID(CALL_WITH_MASK(), "tree_mask has shape[1] = 2, but a sequence has 3 new tokens");
+  mask = good;
+  mask.shape[0] = NUM_TOKENS + 1;
+  CHECK_INVALID(CALL_WITH_MASK(), "tree_mask has shape[0] = 4");
+  mask = good;
+  mask.ndim = 1;
+  CHECK_INVALID(CALL_WITH_MASK(), "tree_mask has 1 dimensions");
+  mask = good;
+  mask.strides[0] = 8;
+  mask.strides[1] = 2;
+  CHECK_INVALID(CALL_WITH_MASK(), "tree_mask has strides[1] = 2");
+  mask = good;
+  const int wrong_dtypes[] = {PKV_DTYPE_NONE, PKV_FLOAT32, PKV_INT8, 10};
+  for (int64_t i = 0; i < COUNT(wrong_dtypes); ++i) {
+    mask.dtype = (pkv_dtype)wrong_dtypes[i];
+    CHECK_INVALID(CALL_WITH_MASK(), "tree_mask has dtype");
   }
 }
 
@@ -354,6 +387,8 @@ static void test_kernels(void) {
   CHECK_ATTEND_OPTION(causal, (pkv_toggle)3, "causal is 3");
   CHECK_ATTEND_OPTION(window, -1, "window is -1");
   CHECK_ATTEND_OPTION(window, INT64_MIN, "-9223372036854775808");
+  CHECK_ATTEND_OPTION(invariant, (pkv_toggle)3, "invariant is 3");
+  test_tree_mask(&calls);
   CHECK_ATTEND_OPTION(softcap, -1, "softcap is -1");
   CHECK_ATTEND_OPTION(softcap, (float)NAN, "softcap is nan");
   test_rope(&calls);

@@ -254,6 +254,9 @@ static void test_kernels(void) {
   options.sinks = NULL;
   options.alibi_slopes = &per_head;
   CHECK_INVALID(pkv_attend(cache, 0, batch, &rows, &rows, &options), "alibi_slopes has data NULL");
+  options.alibi_slopes = NULL;
+  options.tree_mask = &no_lse;
+  CHECK_INVALID(pkv_attend(cache, 0, batch, &rows, &rows, &options), "tree_mask has data NULL");
 
   CHECK_INVALID(pkv_merge_states(NULL, &rows, &lse, &rows, &lse, &rows, &lse, NULL), "device is NULL");
   CHECK_INVALID(pkv_merge_states("host", NULL, &lse, &rows, &lse, &rows, &lse, NULL), "out_a is NULL");

@@ -194,9 +194,39 @@ def test_rope_says_what_it_is(step):
     assert bytes(memoryview(step.cache)) == without
 
 
-def test_what_is_not_there_yet(step, unchanged):
-    with unchanged(pagedkv.UnsupportedError, "tree_mask"):
-        step.cache.attend(0, step.batch, step.q, tree_mask=np.zeros(1))
+@pytest.mark.parametrize(
+    "bad",
+    [1, True, "mask", [[True] * 5] * 7, np.ones((7, 5), np.int8), np.ones((7, 5), np.float32), np.ones((7, 5)),
+     np.ones((7, 5), np.int32), np.ones((7, 4), bool), np.ones((6, 5), bool), np.ones(35, bool),
+     np.ones((7, 5, 1), bool), np.ones((7, 10), bool)[:, ::2], np.ones((5, 7), bool).T],
+    ids=name,
+)  # fmt: skip
+def test_bad_tree_masks(step, unchanged, bad):
+    with unchanged(text="tree_mask"):
+        step.cache.attend(0, step.batch, step.q, tree_mask=bad)
+
+
+def test_tree_masks(step):
+    step.cache.write_kv(0, step.batch, step.k, step.v)
+    causal = step.cache.attend(0, step.batch, step.q)
+    mask = np.zeros((7, 6), bool)
+    for token, position in enumerate([0, 1, 2, 3, 4, 0, 1]):
+        mask[token, : position + 1] = True
+    integers = mask.astype(np.uint8) * 200
+    address = integers.__array_interface__["data"][0]
+    wide = np.zeros((7, 64), bool)
+    wide[:, :6] = mask
+    for given in (mask, integers, memoryview(mask), wide[:, :6], (address, (7, 6), bool), (address, (7, 6), "uint8"),
+                  (address, (7, 6), "bool", (6, 1))):  # fmt: skip
+        for is_causal in (True, False):
+            out = step.cache.attend(0, step.batch, step.q, tree_mask=given, causal=is_causal)
+            np.testing.assert_allclose(out, causal, atol=1e-6)
+
+
+def test_invariant_is_a_flag(step):
+    step.cache.write_kv(0, step.batch, step.k, step.v)
+    out = step.cache.attend(0, step.batch, step.q)
+    np.testing.assert_array_equal(step.cache.attend(0, step.batch, step.q, invariant=True), out)
 
 
 def test_heads_must_divide(step, unchanged):
