@@ -533,6 +533,18 @@ typedef struct pkv_write_options {
 PKV_API pkv_status pkv_write_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch, const pkv_tensor *k,
                                 const pkv_tensor *v, const pkv_write_options *options);
 
+/* Rows [start, start + count) of one sequence of the batch's step, out of the cache and back into it: sequence_index is
+ * its place in the prepare, and its length there bounds the range. k: [count, num_kv_heads, head_dim], v: [count,
+ * num_kv_heads, v_head_dim], of one dtype: a float dtype (gathered: value = stored * scale, rounded; scattered: as in
+ * write_kv), or the cache's own (bits as they are, without the scales of a block; scattered with scale 1 there). scatter
+ * writes into the blocks of the sequence whoever else holds them; it takes no copy. */
+PKV_API pkv_status pkv_gather_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch, int64_t sequence_index,
+                                 int64_t start, int64_t count, const pkv_tensor *k, const pkv_tensor *v,
+                                 pkv_stream stream);
+PKV_API pkv_status pkv_scatter_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch, int64_t sequence_index,
+                                  int64_t start, int64_t count, const pkv_tensor *k, const pkv_tensor *v,
+                                  pkv_stream stream);
+
 typedef struct pkv_attend_options {
   size_t struct_size;
   pkv_stream stream;

@@ -133,6 +133,32 @@ Status check_toggle(const char *name, pkv_toggle toggle) {
   return fail(PKV_INVALID_ARGUMENT, "%s is %d, unknown", name, static_cast<int>(toggle));
 }
 
+Status check_row_dtypes(const pkv_tensor &k, const pkv_tensor &v, const PagedKv &kv) {
+  if (!is_float_dtype(k.dtype) && k.dtype != kv.dtype) {
+    return fail(PKV_INVALID_ARGUMENT, "k has dtype %s, neither float32, float16, bfloat16 nor the cache's %s",
+                name_or_unknown(k.dtype), name_or_unknown(kv.dtype));
+  }
+  return check_same_dtype("v", v.dtype, "k", k.dtype);
+}
+
+// Rows to be written: all of the parameters but where they go.
+Status read_rows(const pkv_tensor &k, const pkv_tensor &v, const PagedKv &kv, int64_t count, WriteKvParams *out) {
+  Rows k_rows, v_rows;
+  PKV_TRY(check_tensor("k", k, {count, kv.num_kv_heads, kv.head_dim}, &k_rows));
+  PKV_TRY(check_tensor("v", v, {count, kv.num_kv_heads, kv.v_head_dim}, &v_rows));
+  PKV_TRY(check_row_dtypes(k, v, kv));
+  out->kv = kv;
+  out->num_tokens = count;
+  out->k = k_rows.data;
+  out->v = v_rows.data;
+  out->dtype = k.dtype;
+  out->k_token_stride = k_rows.strides[0];
+  out->k_head_stride = k_rows.strides[1];
+  out->v_token_stride = v_rows.strides[0];
+  out->v_head_stride = v_rows.strides[1];
+  return PKV_OK;
+}
+
 constexpr float kDefaultRopeBase = 10000;
 
 Status read_rope(const pkv_rope &rope, const PagedKv &kv, const StepTables &tables, pkv_dtype dtype, RopeParams *out) {
@@ -166,21 +192,35 @@ Status read_rope(const pkv_rope &rope, const PagedKv &kv, const StepTables &tabl
 
 Status write_kv(Backend *backend, const PagedKv &kv, const StepTables &tables, const pkv_tensor &k,
                 const pkv_tensor &v, const pkv_rope *rope, pkv_stream stream) {
-  Rows k_rows, v_rows;
-  PKV_TRY(check_tensor("k", k, {tables.num_tokens, kv.num_kv_heads, kv.head_dim}, &k_rows));
-  PKV_TRY(check_tensor("v", v, {tables.num_tokens, kv.num_kv_heads, kv.v_head_dim}, &v_rows));
-  if (!is_float_dtype(k.dtype) && k.dtype != kv.dtype) {
-    return fail(PKV_INVALID_ARGUMENT, "k has dtype %s, neither float32, float16, bfloat16 nor the cache's %s",
-                name_or_unknown(k.dtype), name_or_unknown(kv.dtype));
-  }
-  PKV_TRY(check_same_dtype("v", v.dtype, "k", k.dtype));
   WriteKvParams params = {};
+  PKV_TRY(read_rows(k, v, kv, tables.num_tokens, &params));
   if (rope != nullptr) PKV_TRY(read_rope(*rope, kv, tables, k.dtype, &params.rope));
   if (tables.num_tokens == 0) return PKV_OK;
-  params.kv = kv;
-  params.num_tokens = tables.num_tokens;
   params.slot_mapping = tables.slot_mapping;
   params.positions = tables.positions;
+  return backend->write_kv(params, stream);
+}
+
+Status scatter_kv(Backend *backend, const PagedKv &kv, const SequenceRows &sequence, int64_t count, const pkv_tensor &k,
+                  const pkv_tensor &v, pkv_stream stream) {
+  WriteKvParams params = {};
+  PKV_TRY(read_rows(k, v, kv, count, &params));
+  if (count == 0) return PKV_OK;
+  params.sequence = sequence;
+  return backend->write_kv(params, stream);
+}
+
+Status gather_kv(Backend *backend, const PagedKv &kv, const SequenceRows &sequence, int64_t count, const pkv_tensor &k,
+                 const pkv_tensor &v, pkv_stream stream) {
+  Rows k_rows, v_rows;
+  PKV_TRY(check_written("k", k, {count, kv.num_kv_heads, kv.head_dim}, &k_rows));
+  PKV_TRY(check_written("v", v, {count, kv.num_kv_heads, kv.v_head_dim}, &v_rows));
+  PKV_TRY(check_row_dtypes(k, v, kv));
+  if (count == 0) return PKV_OK;
+  GatherKvParams params = {};
+  params.kv = kv;
+  params.num_tokens = count;
+  params.sequence = sequence;
   params.k = k_rows.data;
   params.v = v_rows.data;
   params.dtype = k.dtype;
@@ -188,7 +228,7 @@ Status write_kv(Backend *backend, const PagedKv &kv, const StepTables &tables, c
   params.k_head_stride = k_rows.strides[1];
   params.v_token_stride = v_rows.strides[0];
   params.v_head_stride = v_rows.strides[1];
-  return backend->write_kv(params, stream);
+  return backend->gather_kv(params, stream);
 }
 
 Status attend(Backend *backend, const PagedKv &kv, const StepTables &tables, void *workspace, const pkv_tensor &q,

@@ -65,6 +65,7 @@ class Backend {
 
   virtual Status copy_blocks(const CopyBlocksParams &params, pkv_stream stream) = 0;
   virtual Status write_kv(const WriteKvParams &params, pkv_stream stream) = 0;
+  virtual Status gather_kv(const GatherKvParams &params, pkv_stream stream) = 0;
   virtual Status attend(const AttendParams &params, pkv_stream stream) = 0;
   virtual Status merge_states(const MergeStatesParams &params, pkv_stream stream) = 0;
 

@@ -66,14 +66,32 @@ struct RopeParams {
   int64_t cos_sin_stride;  // elements
 };
 
+// Rows first_position, first_position + 1, ... of one sequence, by its row of a block table; negative blocks: none.
+struct SequenceRows {
+  const int32_t *blocks;
+  int64_t first_position;
+};
+
 struct WriteKvParams {
   PagedKv kv;
   int64_t num_tokens;
-  const int64_t *slot_mapping;  // [num_tokens]; negative: skipped
+  const int64_t *slot_mapping;  // [num_tokens]; negative: skipped. Null: the tokens are those of `sequence`
+  SequenceRows sequence;
   const int64_t *positions;     // [num_tokens]; read for rope only
   RopeParams rope;              // with one, dtype is a float dtype
   const void *k, *v;            // [num_tokens, num_kv_heads, head_dim / v_head_dim]
   pkv_dtype dtype;              // of k and v: a float dtype, or kv.dtype (stored as it is)
+  int64_t k_token_stride, k_head_stride;  // elements
+  int64_t v_token_stride, v_head_stride;
+};
+
+// The rows of one sequence, out of the cache. A row whose block was given back becomes 0.
+struct GatherKvParams {
+  PagedKv kv;
+  int64_t num_tokens;
+  SequenceRows sequence;
+  void *k, *v;                  // [num_tokens, num_kv_heads, head_dim / v_head_dim]
+  pkv_dtype dtype;              // of k and v: a float dtype (times the scales), or kv.dtype (bits as they are)
   int64_t k_token_stride, k_head_stride;  // elements
   int64_t v_token_stride, v_head_stride;
 };

@@ -285,6 +285,24 @@ Status Batch::check_prepared() const {
   return fail(PKV_INVALID_ARGUMENT, "the batch holds no prepared step");
 }
 
+Status Batch::find_rows(int64_t index, int64_t start, int64_t count, SequenceRows *out) const {
+  if (index < 0 || index >= num_sequences_) {
+    return fail(PKV_INVALID_ARGUMENT, "sequence_index is %" PRId64 ", but the step has %" PRId64 " sequences", index,
+                num_sequences_);
+  }
+  const int64_t length = seq_lens_[index];
+  if (start < 0 || start > length) {
+    return fail(PKV_INVALID_ARGUMENT, "start is %" PRId64 ", not in 0 to the sequence's %" PRId64 " tokens", start, length);
+  }
+  if (count < 0 || count > length - start) {
+    return fail(PKV_INVALID_ARGUMENT, "count is %" PRId64 ", but the sequence has %" PRId64 " tokens from %" PRId64 " on",
+                count, length - start, start);
+  }
+  const StepTables step = tables();
+  *out = {step.block_table == nullptr ? nullptr : step.block_table + index * step.table_stride, start};
+  return PKV_OK;
+}
+
 StepTables Batch::tables() const { return device_ == nullptr ? host_tables() : device_->view(host_tables()); }
 
 StepTables Batch::host_tables() const {

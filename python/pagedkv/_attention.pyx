@@ -1,7 +1,7 @@
 # cython: language_level=3, binding=True
 """The kernels: write_kv and attend (methods of Cache), merge_states, and the settings of the host's kernels."""
 from libc.math cimport isfinite
-from libc.stdint cimport int32_t
+from libc.stdint cimport int32_t, int64_t
 from libc.string cimport memset
 
 import numpy
@@ -14,8 +14,8 @@ from pagedkv._errors cimport check
 from pagedkv._tensors cimport DEVICE_CUDA, DEVICE_HOST, TensorView, as_tensor
 from pagedkv.abi cimport (
     PKV_BFLOAT16, PKV_BOOL, PKV_DTYPE_NONE, PKV_FLOAT16, PKV_FLOAT32, PKV_FLOAT8_E4M3, PKV_FLOAT8_E5M2, PKV_OFF, PKV_ON,
-    pkv_attend, pkv_attend_options, pkv_dtype, pkv_dtype_name, pkv_host_isa, pkv_host_num_threads, pkv_host_set_isa,
-    pkv_host_set_num_threads, pkv_merge_states, pkv_rope, pkv_status, pkv_stream, pkv_tensor, pkv_write_kv,
+    pkv_attend, pkv_attend_options, pkv_dtype, pkv_dtype_name, pkv_gather_kv, pkv_host_isa, pkv_host_num_threads, pkv_host_set_isa,
+    pkv_host_set_num_threads, pkv_merge_states, pkv_rope, pkv_scatter_kv, pkv_status, pkv_stream, pkv_tensor, pkv_write_kv,
     pkv_write_options)
 
 
@@ -124,6 +124,70 @@ cdef object empty_like(TensorView view, object value, tuple shape):
         return numpy.zeros(shape, numpy.uint16)
     raise InvalidArgumentError(f"attention is computed in float32, float16 or bfloat16, got "
                                f"{pkv_dtype_name(view.tensor.dtype).decode()}")
+
+
+cdef object empty_rows(Cache cache, int64_t count, int dim):
+    # numpy rows of the cache's own dtype, or of its bits.
+    cdef pkv_dtype dtype = cache.layout._group.dtype
+    kind = numpy.uint8
+    if dtype == PKV_FLOAT32:
+        kind = numpy.float32
+    elif dtype == PKV_FLOAT16:
+        kind = numpy.float16
+    elif dtype == PKV_BFLOAT16:
+        kind = numpy.uint16
+    elif dtype == PKV_INT8:
+        kind = numpy.int8
+    return numpy.zeros((count, cache.layout.num_kv_heads, dim), kind)
+
+
+cdef object move_rows(Cache cache, object layer, object batch, object index, object start, object count, object k,
+                      object v, object stream, bint is_gathered):
+    # gather_kv, or with count None scatter_kv, where k says how many rows there are.
+    cdef pkv_stream handle = NULL
+    cdef pkv_status status
+    cdef int32_t layer_index = as_int32(layer, "layer")
+    cdef int64_t place = as_int64(index, "index"), first = as_int64(start, "start"), num_rows = 0
+    cdef TensorView keys, values
+    cdef pkv_dtype byte_dtype
+    cdef Batch step
+    enter_kernel(cache, batch)
+    as_stream(stream, &handle)
+    if is_gathered:
+        num_rows = as_int64(count, "count")
+        if k is None and v is None:
+            if not cache._is_host:
+                raise InvalidArgumentError(f"k and v must be given on {cache.device}: a launch allocates nothing")
+            # Too many to be right are refused below before they are made.
+            if 0 <= num_rows <= as_int64(cache._num_blocks, "num_blocks") * cache.layout.block_size:
+                k = empty_rows(cache, num_rows, cache.layout.head_dim)
+                v = empty_rows(cache, num_rows, cache.layout.v_head_dim)
+            else:
+                raise InvalidArgumentError(f"count is {num_rows}, which no sequence of the cache has")
+        elif k is None or v is None:
+            raise InvalidArgumentError("k and v must both be given, or neither")
+    byte_dtype = find_byte_dtype(cache)
+    keys = as_tensor(k, "k", byte_dtype, is_gathered)
+    values = as_tensor(v, "v", byte_dtype, is_gathered)
+    require_device(keys, cache._is_host, "k")
+    require_device(values, cache._is_host, "v")
+    if not is_gathered:
+        num_rows = keys.tensor.shape[0]
+    enter_kernel(cache, batch)  # again: reading arrays may have run Python code
+    step = <Batch> batch
+    cache._num_kernels += 1
+    step._num_kernels += 1
+    with nogil:
+        if is_gathered:
+            status = pkv_gather_kv(cache._cache, layer_index, step._batch, place, first, num_rows, &keys.tensor,
+                                   &values.tensor, handle)
+        else:
+            status = pkv_scatter_kv(cache._cache, layer_index, step._batch, place, first, num_rows, &keys.tensor,
+                                    &values.tensor, handle)
+    cache._num_kernels -= 1
+    step._num_kernels -= 1
+    check(status)
+    return k, v
 
 
 cdef float as_float(object value, str name) except? -1.0:

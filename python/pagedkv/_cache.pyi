@@ -43,6 +43,21 @@ class Cache:
     def write_kv(
         self, layer: int, batch: Batch, k: ArrayLike, v: ArrayLike, stream: Stream = 0, rope: Rope | None = None
     ) -> None: ...
+    # Returns (k, v): the given ones, or new numpy arrays.
+    def gather_kv(
+        self,
+        layer: int,
+        batch: Batch,
+        index: int,
+        start: int,
+        count: int,
+        k: ArrayLike | None = None,
+        v: ArrayLike | None = None,
+        stream: Stream = 0,
+    ) -> tuple[Any, Any]: ...
+    def scatter_kv(
+        self, layer: int, batch: Batch, index: int, start: int, k: ArrayLike, v: ArrayLike, stream: Stream = 0
+    ) -> None: ...
     # Returns out, or a new numpy array.
     def attend(
         self,

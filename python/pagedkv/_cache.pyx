@@ -17,7 +17,7 @@ import numpy
 from pagedkv._arrays cimport (
     AdoptedMemory, IntView, as_double, as_int32, as_int64, as_positive, as_text, as_uint64, describe, release_ints,
     view_ints)
-from pagedkv._attention cimport attend, write_kv
+from pagedkv._attention cimport attend, move_rows, write_kv
 from pagedkv._batch cimport Batch
 from pagedkv._errors import BusyError, InvalidArgumentError
 from pagedkv._errors cimport check
@@ -263,6 +263,19 @@ hash_seed=0)\n--\n\nToken sequences over blocks of one device, with a prefix cac
         Any of float32, float16, bfloat16 (converted or quantised), or the cache's own dtype (stored as it is). rope, a
         pagedkv.Rope, rotates k first."""
         write_kv(self, layer, batch, k, v, stream, rope)
+
+    def gather_kv(self, layer, batch, index, start, count, k=None, v=None, stream=0):
+        """Rows start to start + count of the index-th sequence of the batch's step; returns (k, v).
+
+        k: [count, num_kv_heads, head_dim], v with v_head_dim, of float32, float16 or bfloat16 (times the scales), or of
+        the cache's own dtype (bits as they are). On the host they are made of that where they are not given."""
+        return move_rows(self, layer, batch, index, start, count, k, v, stream, True)
+
+    def scatter_kv(self, layer, batch, index, start, k, v, stream=0):
+        """Stores rows from start on of the index-th sequence of the batch's step; dtypes as in write_kv.
+
+        The blocks are written whoever else holds them."""
+        move_rows(self, layer, batch, index, start, None, k, v, stream, False)
 
     def attend(self, layer, batch, q, out=None, stream=0, scale=None, causal=True, window=None, softcap=None,
                sinks=None, alibi_slopes=None, tree_mask=None, lse=None, invariant=False, pdl=False):

@@ -339,6 +339,11 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
     pkv_status pkv_write_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch, const pkv_tensor *k,
                             const pkv_tensor *v, const pkv_write_options *options)
 
+    pkv_status pkv_gather_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch, int64_t sequence_index,
+                             int64_t start, int64_t count, const pkv_tensor *k, const pkv_tensor *v, pkv_stream stream)
+    pkv_status pkv_scatter_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch, int64_t sequence_index,
+                              int64_t start, int64_t count, const pkv_tensor *k, const pkv_tensor *v, pkv_stream stream)
+
     ctypedef struct pkv_attend_options:
         size_t struct_size
         pkv_stream stream

@@ -226,6 +226,52 @@ static pkv_status call_with_angles(const kernel_calls *calls, const pkv_tensor *
   return call_with_rope(calls, &rope);
 }
 
+static pkv_status call_gather_k(const kernel_calls *calls, const pkv_tensor *t) {
+  return pkv_gather_kv(calls->cache, 0, calls->batch, 0, 0, NUM_TOKENS, t, &calls->merged, NULL);
+}
+static pkv_status call_gather_v(const kernel_calls *calls, const pkv_tensor *t) {
+  const pkv_tensor k = calls->rows;
+  return pkv_gather_kv(calls->cache, 0, calls->batch, 0, 0, NUM_TOKENS, &k, t, NULL);
+}
+static pkv_status call_scatter_k(const kernel_calls *calls, const pkv_tensor *t) {
+  return pkv_scatter_kv(calls->cache, 0, calls->batch, 0, 0, NUM_TOKENS, t, &calls->rows, NULL);
+}
+static pkv_status call_scatter_v(const kernel_calls *calls, const pkv_tensor *t) {
+  return pkv_scatter_kv(calls->cache, 0, calls->batch, 0, 0, NUM_TOKENS, &calls->rows, t, NULL);
+}
+
+/* The rows of a sequence of NUM_TOKENS tokens, the only one of the step. */
+static void test_row_ranges(const kernel_calls *calls) {
+  static float data[NUM_TOKENS * NUM_KV_HEADS * HEAD_DIM];
+#define CHECK_RANGE(layer, index, start, count, word)                                                                 \
+  do {                                                                                                                \
+    const pkv_tensor rows = make_tensor(data, PKV_FLOAT32, 3, (count) < 0 ? 0 : (count), NUM_KV_HEADS, HEAD_DIM);     \
+    CHECK_INVALID(pkv_gather_kv(calls->cache, layer, calls->batch, index, start, count, &rows, &rows, NULL), word);   \
+    CHECK_INVALID(pkv_scatter_kv(calls->cache, layer, calls->batch, index, start, count, &rows, &rows, NULL), word);  \
+  } while (0)
+  CHECK_RANGE(-1, 0, 0, 1, "layer is -1");
+  CHECK_RANGE(NUM_LAYERS, 0, 0, 1, "layer is");
+  CHECK_RANGE(0, -1, 0, 1, "sequence_index is -1");
+  CHECK_RANGE(0, 1, 0, 1, "sequence_index is 1");
+  CHECK_RANGE(0, INT64_MAX, 0, 1, "9223372036854775807");
+  CHECK_RANGE(0, 0, -1, 1, "start is -1");
+  CHECK_RANGE(0, 0, NUM_TOKENS + 1, 0, "start is 4");
+  CHECK_RANGE(0, 0, INT64_MIN, 0, "-9223372036854775808");
+  CHECK_RANGE(0, 0, 0, NUM_TOKENS + 1, "count is 4");
+  CHECK_RANGE(0, 0, 2, 2, "count is 2");
+  CHECK_RANGE(0, 0, 0, -1, "count is -1");
+  CHECK_RANGE(0, 0, 1, INT64_MAX, "9223372036854775807");
+  const pkv_tensor none = make_tensor(NULL, PKV_FLOAT32, 3, 0, NUM_KV_HEADS, HEAD_DIM);
+  CHECK_OK(pkv_gather_kv(calls->cache, 0, calls->batch, 0, NUM_TOKENS, 0, &none, &none, NULL));
+  CHECK_OK(pkv_scatter_kv(calls->cache, 0, calls->batch, 0, 0, 0, &none, &none, NULL));
+  const pkv_tensor rows = make_tensor(data, PKV_FLOAT32, 3, NUM_TOKENS, NUM_KV_HEADS, HEAD_DIM);
+  pkv_tensor broadcast = rows;
+  broadcast.strides[1] = HEAD_DIM;
+  broadcast.strides[2] = 1;
+  CHECK_INVALID(call_gather_k(calls, &broadcast), "k has strides[0] = 0");
+  CHECK_OK(call_scatter_k(calls, &broadcast));
+}
+
 static void check_tensor(const kernel_calls *calls, const char *name, const pkv_tensor *good,
                          pkv_status (*call)(const kernel_calls *, const pkv_tensor *)) {
   CHECK_OK(call(calls, good));
@@ -361,6 +407,13 @@ static void test_kernels(void) {
   check_tensor(&calls, "lse", &calls.logs, call_with_lse);
 
   check_tensor(&calls, "cos_sin", &angles, call_with_angles);
+  calls.merged = make_tensor(results, PKV_FLOAT32, 3, NUM_TOKENS, NUM_KV_HEADS, HEAD_DIM);
+  check_tensor(&calls, "k", &calls.rows, call_gather_k);
+  check_tensor(&calls, "v", &calls.merged, call_gather_v);
+  check_tensor(&calls, "k", &calls.rows, call_scatter_k);
+  check_tensor(&calls, "v", &calls.rows, call_scatter_v);
+  calls.merged = calls.results;
+  test_row_ranges(&calls);
 
   const int32_t wrong_layers[] = {-1, NUM_LAYERS, INT32_MAX, INT32_MIN};
   for (int64_t i = 0; i < COUNT(wrong_layers); ++i) {

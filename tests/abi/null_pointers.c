@@ -234,6 +234,18 @@ static void test_kernels(void) {
   CHECK_INVALID(pkv_write_kv(cache, 0, batch, &rows, &rows, &write_options), "cos_sin has data NULL");
   rope.cos_sin = NULL;
   CHECK_OK(pkv_write_kv(cache, 0, batch, &rows, &rows, &write_options));
+  CHECK_INVALID(pkv_gather_kv(NULL, 0, batch, 0, 0, 2, &rows, &rows, NULL), "cache is NULL");
+  CHECK_INVALID(pkv_gather_kv(cache, 0, NULL, 0, 0, 2, &rows, &rows, NULL), "batch is NULL");
+  CHECK_INVALID(pkv_gather_kv(cache, 0, batch, 0, 0, 2, NULL, &rows, NULL), "k is NULL");
+  CHECK_INVALID(pkv_gather_kv(cache, 0, batch, 0, 0, 2, &rows, NULL, NULL), "v is NULL");
+  CHECK_INVALID(pkv_gather_kv(cache, 0, batch, 0, 0, 2, &no_rows, &rows, NULL), "k has data NULL");
+  CHECK_INVALID(pkv_gather_kv(cache, 0, batch, 0, 0, 2, &rows, &no_rows, NULL), "v has data NULL");
+  CHECK_INVALID(pkv_scatter_kv(NULL, 0, batch, 0, 0, 2, &rows, &rows, NULL), "cache is NULL");
+  CHECK_INVALID(pkv_scatter_kv(cache, 0, NULL, 0, 0, 2, &rows, &rows, NULL), "batch is NULL");
+  CHECK_INVALID(pkv_scatter_kv(cache, 0, batch, 0, 0, 2, NULL, &rows, NULL), "k is NULL");
+  CHECK_INVALID(pkv_scatter_kv(cache, 0, batch, 0, 0, 2, &rows, NULL, NULL), "v is NULL");
+  CHECK_INVALID(pkv_scatter_kv(cache, 0, batch, 0, 0, 2, &no_rows, &rows, NULL), "k has data NULL");
+  CHECK_INVALID(pkv_scatter_kv(cache, 0, batch, 0, 0, 2, &rows, &no_rows, NULL), "v has data NULL");
   CHECK_INVALID(pkv_attend(NULL, 0, batch, &rows, &rows, NULL), "cache is NULL");
   CHECK_INVALID(pkv_attend(cache, 0, NULL, &rows, &rows, NULL), "batch is NULL");
   CHECK_INVALID(pkv_attend(cache, 0, batch, NULL, &rows, NULL), "q is NULL");

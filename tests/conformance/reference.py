@@ -39,7 +39,7 @@ def attend(q, k, v, *, scale=None, causal=True, window=None, softcap=None, sinks
         values = np.where(is_seen.any(axis=0)[:, None], v[:, kv_head].astype(np.float64), 0)
         total = weight.sum(axis=1) + (np.exp(sink - top) if sinks is not None else 0)
         out[has_any, head] = (weight @ values)[has_any] / total[has_any, None]
-        lse[has_any, head] = (np.log(total) + top)[has_any]
+        lse[has_any, head] = np.log(total[has_any]) + top[has_any]
     return out, lse
 
 

@@ -229,6 +229,60 @@ def test_invariant_is_a_flag(step):
     np.testing.assert_array_equal(step.cache.attend(0, step.batch, step.q, invariant=True), out)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [((2, 0, 0, 1), "layer"), ((0, -1, 0, 1), "sequence_index"), ((0, 2, 0, 1), "sequence_index"),
+     ((0, "0", 0, 1), "index"), ((0, 0, -1, 1), "start"), ((0, 0, 6, 0), "start"), ((0, 0, 0.0, 1), "start"),
+     ((0, 0, 0, 6), "count"), ((0, 1, 1, 2), "count"), ((0, 0, 0, -1), "count"), ((0, 0, 0, 2**62), "count"),
+     ((0, 0, 0, None), "count")],
+    ids=str,
+)  # fmt: skip
+def test_bad_gathers(step, unchanged, arguments, text):
+    layer, index, start, count = arguments
+    with unchanged(text=text):
+        step.cache.gather_kv(layer, step.batch, index, start, count)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [None, 3, np.zeros((2, 2, 16)), np.zeros((2, 2, 16), np.int8), np.zeros((2, 2, 16), np.uint8),
+     np.zeros((3, 2, 16), np.float32), np.zeros((2, 2, 8), np.float32), np.zeros((2, 32), np.float32),
+     np.zeros((2, 2, 32), np.float32)[..., ::2]],
+    ids=name,
+)  # fmt: skip
+def test_bad_rows_of_gather_and_scatter(step, unchanged, bad):
+    good = np.zeros((2, 2, 16), np.float32)
+    for pair in ((bad, good), (good, bad)):
+        with unchanged():
+            step.cache.gather_kv(0, step.batch, 0, 1, 2, k=pair[0], v=pair[1])
+        with unchanged():
+            step.cache.scatter_kv(0, step.batch, 0, 1, *pair)
+    read_only = good.copy()
+    read_only.flags.writeable = False
+    with unchanged(text="read-only"):
+        step.cache.gather_kv(0, step.batch, 0, 1, 2, k=good, v=read_only)
+    with unchanged(text="stream"):
+        step.cache.gather_kv(0, step.batch, 0, 1, 2, stream="0")
+    assert not good.any()
+
+
+def test_gather_and_scatter(step):
+    step.cache.write_kv(1, step.batch, step.k, step.v)
+    k, v = step.cache.gather_kv(1, step.batch, 0, 1, 4)
+    np.testing.assert_array_equal(k, step.k[1:5])
+    np.testing.assert_array_equal(v, step.v[1:5])
+    assert k.dtype == v.dtype == np.float32
+    given = np.zeros((2, 2, 16), np.float16), np.zeros((2, 2, 16), np.float16)
+    assert step.cache.gather_kv(1, step.batch, 1, 0, 2, k=given[0], v=given[1])[0] is given[0]
+    np.testing.assert_array_equal(given[1], step.v[5:].astype(np.float16))
+    step.cache.scatter_kv(1, step.batch, 1, 1, step.k[:1], step.v[:1])
+    k, v = step.cache.gather_kv(1, step.batch, 1, 0, 2)
+    np.testing.assert_array_equal(k, step.k[[5, 0]])
+    np.testing.assert_array_equal(v, step.v[[5, 0]])
+    k, v = step.cache.gather_kv(0, step.batch, 0, 5, 0)
+    assert k.shape == v.shape == (0, 2, 16)
+
+
 def test_heads_must_divide(step, unchanged):
     for num_heads in (1, 3, 5):
         with unchanged():

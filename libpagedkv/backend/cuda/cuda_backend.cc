@@ -167,6 +167,12 @@ Status CudaBackend::write_kv(const WriteKvParams &params, pkv_stream stream) {
   return launch_write_kv(params, static_cast<cudaStream_t>(stream));
 }
 
+Status CudaBackend::gather_kv(const GatherKvParams &params, pkv_stream stream) {
+  const ContextScope scope(context_);
+  PKV_TRY(scope.status());
+  return launch_gather_kv(params, static_cast<cudaStream_t>(stream));
+}
+
 Status CudaBackend::attend(const AttendParams &params, pkv_stream stream) {
   const ContextScope scope(context_);
   PKV_TRY(scope.status());

@@ -7,32 +7,16 @@
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/number_formats.cuh"
 #include "backend/cuda/paged_kv.cuh"
-#include "base/dtype.h"
+#include "backend/cuda/row_pieces.cuh"
 
 namespace pkv {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kPieceElements = 8;  // of a row: one or two 16-byte loads, one store
 constexpr int kRowLanes = 32;      // a warp that has a row has 256 dims at most
 constexpr int kMaxHeadDim = kRowLanes * kPieceElements;
 constexpr int kNumWarps = kThreads / kRowLanes;
 constexpr double kInversePi = 0.31830988618379067154;
-
-// A piece of eight neighbouring elements.
-template <class T>
-struct alignas(sizeof(T) * kPieceElements >= 16 ? 16 : 8) Piece {
-  T elements[kPieceElements];
-};
-
-template <class T>
-__device__ inline Piece<T> load_piece(const T *source, bool is_aligned) {
-  if (is_aligned) return *reinterpret_cast<const Piece<T> *>(source);
-  Piece<T> piece;
-#pragma unroll
-  for (int i = 0; i < kPieceElements; ++i) piece.elements[i] = source[i];
-  return piece;
-}
 
 // Where one row (token, KV head, K or V) comes from and goes to.
 template <class Source, class Stored>
@@ -88,7 +72,7 @@ __global__ void __launch_bounds__(kThreads) write_pieces(const __grid_constant__
   const int64_t row_index = index / pieces;
   const int64_t token = row_index / p.kv.num_kv_heads;
   if (token >= p.num_tokens) return;
-  const int64_t slot = p.slot_mapping[token];
+  const int64_t slot = written_slot(p, token);
   if (slot < 0) return;
   const int32_t head = static_cast<int32_t>(row_index % p.kv.num_kv_heads);
   const int32_t first = static_cast<int32_t>(index % pieces) * kPieceElements;
@@ -130,7 +114,7 @@ __global__ void __launch_bounds__(kThreads) write_scaled_rows(const __grid_const
   const int64_t row_index = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / kRowLanes;
   const int64_t token = row_index / p.kv.num_kv_heads;
   if (token >= p.num_tokens) return;
-  const int64_t slot = p.slot_mapping[token];
+  const int64_t slot = written_slot(p, token);
   if (slot < 0) return;
   const int32_t head = static_cast<int32_t>(row_index % p.kv.num_kv_heads);
   const int32_t first = lane * kPieceElements;
@@ -198,7 +182,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   __shared__ __align__(16) float rows[kNumWarps][kMaxHeadDim];
   const bool is_value = blockIdx.y == 1;
   const int64_t token = blockIdx.x;
-  const int64_t slot = p.slot_mapping[token];
+  const int64_t slot = written_slot(p, token);
   if (slot < 0) return;
   if (!is_value) {
     const int32_t pair = static_cast<int32_t>(threadIdx.x);
@@ -267,13 +251,6 @@ Kernel choose(pkv_dtype source, pkv_dtype stored, const Choice &choice) {
     case PKV_INT8: return choose_kernel<int8_t, int8_t>(choice);
     default: return nullptr;
   }
-}
-
-// Whether rows can be read in pieces of 16 bytes, or of 8 elements where those are smaller.
-bool is_aligned(const void *data, int64_t token_stride, int64_t head_stride, pkv_dtype dtype) {
-  const int64_t unit = dtype_bytes(dtype) == 1 ? 8 : 16, bytes = dtype_bytes(dtype);
-  return reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(unit) == 0 && token_stride * bytes % unit == 0 &&
-         head_stride * bytes % unit == 0;
 }
 
 }  // namespace

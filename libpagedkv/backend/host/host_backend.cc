@@ -60,6 +60,16 @@ class HostBackend final : public Backend {
     return PKV_OK;
   }
 
+  Status gather_kv(const GatherKvParams &params, pkv_stream) override {
+    const IsaKernels *inner = host_kernels().inner;
+    if (inner == nullptr) {
+      reference_gather_kv(params);
+    } else {
+      gather_tokens(*inner, params, host_num_threads());
+    }
+    return PKV_OK;
+  }
+
   Status attend(const AttendParams &params, pkv_stream) override {
     const IsaKernels *inner = host_kernels().inner;
     if (inner != nullptr) return attend_in_tiles(*inner, params, host_num_threads());

@@ -8,9 +8,11 @@
 #include "backend/host/attend_products.inc.h"
 #include "backend/host/attend_tile.inc.h"
 #include "backend/host/write_kv.inc.h"
+#include "backend/host/gather_kv.inc.h"
 
 namespace pkv {
 
-const IsaKernels kScalarKernels = {attend_split, merge_tile, finish_tile, write_tokens, merge_tokens};
+const IsaKernels kScalarKernels = {attend_split, merge_tile,    finish_tile,
+                                   write_tokens, gather_tokens, merge_tokens};
 
 }  // namespace pkv

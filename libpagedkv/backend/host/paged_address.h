@@ -11,6 +11,18 @@ namespace {
   return static_cast<char *>(kv.base) + static_cast<uint64_t>(block) * kv.block_bytes;
 }
 
+// The slot of position `first_position + index` of a sequence; negative where its block was given back.
+[[maybe_unused]] inline int64_t sequence_slot(const PagedKv &kv, const SequenceRows &sequence, int64_t index) {
+  const int64_t position = sequence.first_position + index;
+  const int64_t block = sequence.blocks[position / kv.block_size];
+  return block < 0 ? -1 : block * kv.block_size + position % kv.block_size;
+}
+
+// The slot that a row is written to; negative: none.
+[[maybe_unused]] inline int64_t written_slot(const WriteKvParams &params, int64_t token) {
+  return params.slot_mapping != nullptr ? params.slot_mapping[token] : sequence_slot(params.kv, params.sequence, token);
+}
+
 // Bytes from the start of a block to a row of head_dim (K) or v_head_dim (V) elements.
 [[maybe_unused]] inline int64_t k_row_offset(const PagedKv &kv, int64_t offset, int64_t head, int64_t element_bytes) {
   return static_cast<int64_t>(kv.k_offset) + (offset * kv.k_token_stride + head * kv.k_head_stride) * element_bytes;

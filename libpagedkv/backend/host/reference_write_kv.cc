@@ -70,7 +70,7 @@ void reference_write_kv(const WriteKvParams &params) {
   const int64_t from_bytes = dtype_bytes(params.dtype), to_bytes = dtype_bytes(kv.dtype);
   const bool is_scaled_by_token = kv.kv_scales == PKV_SCALES_PER_TOKEN_HEAD;
   for (int64_t token = 0; token < params.num_tokens; ++token) {
-    const int64_t slot = params.slot_mapping[token];
+    const int64_t slot = written_slot(params, token);
     if (slot < 0) continue;
     char *block = block_address(kv, slot / kv.block_size);
     const int64_t offset = slot % kv.block_size;

@@ -134,7 +134,7 @@ void write_tokens(const WriteKvParams &params, int64_t begin, int64_t end) {
   float cosines[kMaxHeadDim / 2], sines[kMaxHeadDim / 2];
   if (is_rotated) find_frequencies(params.rope, frequencies);
   for (int64_t token = begin; token < end; ++token) {
-    const int64_t slot = params.slot_mapping[token];
+    const int64_t slot = written_slot(params, token);
     if (slot < 0) continue;
     const int64_t offset = slot % kv.block_size;
     char *block = block_address(kv, slot / kv.block_size);
