@@ -208,6 +208,9 @@ PKV_API pkv_status pkv_pool_resize(pkv_pool *pool, int64_t num_blocks);
 PKV_API pkv_status pkv_pool_copy_blocks(pkv_pool *pool, const int32_t *sources, const int32_t *destinations,
                                         int64_t count, pkv_stream stream);
 
+/* Fills blocks with zeros. All must be owned; one may appear more than once. */
+PKV_API pkv_status pkv_pool_zero_blocks(pkv_pool *pool, const int32_t *blocks, int64_t count, pkv_stream stream);
+
 /* Blocks in all, and free ones; 0 for NULL. */
 PKV_API int64_t pkv_pool_num_blocks(const pkv_pool *pool);
 PKV_API int64_t pkv_pool_num_free(const pkv_pool *pool);
@@ -319,6 +322,11 @@ PKV_API pkv_status pkv_cache_set_kv_scales(pkv_cache *cache, int32_t layer, cons
 /* Makes n uncached blocks ready ahead of need, by evicting where there are fewer. OUT_OF_BLOCKS when fewer than n
  * blocks are free of sequences. out_evicted may be NULL. */
 PKV_API pkv_status pkv_cache_evict(pkv_cache *cache, int64_t n, int64_t *out_evicted);
+
+/* Fills every uncached block with zeros, in idle time: what one tenant left behind no other one finds. Cached blocks are
+ * not touched; pkv_cache_evict makes them uncached. stream: that of the steps, or one behind them. out_count: how many
+ * blocks; may be NULL. */
+PKV_API pkv_status pkv_cache_zero_uncached(pkv_cache *cache, pkv_stream stream, int64_t *out_count);
 
 /* Forgets every cached block. BUSY while sequences are open. */
 PKV_API pkv_status pkv_cache_reset(pkv_cache *cache);

@@ -131,6 +131,14 @@ struct CopyBlocksParams {
   bool is_disjoint;             // no destination is also a source
 };
 
+// Whole blocks become zeros.
+struct ZeroBlocksParams {
+  void *base;
+  uint64_t block_bytes;
+  const int32_t *blocks;  // [count], on the host, each once
+  int64_t count;
+};
+
 // out and lse may alias the inputs of either side.
 struct MergeStatesParams {
   int64_t num_tokens;

@@ -15,7 +15,7 @@ import weakref
 import numpy
 
 from pagedkv._arrays cimport (
-    AdoptedMemory, IntView, as_double, as_int32, as_int64, as_positive, as_text, as_uint64, describe, release_ints,
+    AdoptedMemory, IntView, as_double, as_int32, as_int64, as_positive, as_stream, as_text, as_uint64, describe, release_ints,
     view_ints)
 from pagedkv._attention cimport attend, move_rows, write_kv
 from pagedkv._batch cimport Batch
@@ -27,7 +27,7 @@ from pagedkv.abi cimport (
     PKV_EVICTION_SLRU, PKV_OFF, PKV_ON, PKV_STREAM_OF_SEQUENCE, pkv_cache_block_ptr, pkv_cache_check, pkv_cache_create,
     pkv_cache_destroy, pkv_cache_evict, pkv_cache_explain, pkv_cache_get_stats, pkv_cache_options, pkv_cache_reset,
     pkv_cache_set_kv_scales, pkv_cache_victims, pkv_eviction, pkv_layout, pkv_open_options, pkv_sequence_close,
-    pkv_sequence_open, pkv_status)
+    pkv_cache_zero_uncached, pkv_sequence_open, pkv_status, pkv_stream)
 
 cdef dict EVICTIONS = {
     "lru": <int> PKV_EVICTION_LRU,
@@ -222,6 +222,20 @@ hash_seed=0)\n--\n\nToken sequences over blocks of one device, with a prefix cac
         self.enter()
         check(pkv_cache_evict(self._cache, count, &num_evicted))
         return num_evicted
+
+    def zero_uncached(self, stream=0):
+        """Fills every uncached block with zeros; how many they are. Cached blocks are not touched."""
+        cdef int64_t num_zeroed = 0
+        cdef pkv_stream handle = NULL
+        cdef pkv_status status
+        as_stream(stream, &handle)
+        self.enter()
+        self._is_busy = True
+        with nogil:
+            status = pkv_cache_zero_uncached(self._cache, handle, &num_zeroed)
+        self._is_busy = False
+        check(status)
+        return num_zeroed
 
     def victims(self, n):
         """The open sequences to close to gain n blocks, best victim first."""

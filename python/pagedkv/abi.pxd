@@ -121,6 +121,8 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
     pkv_status pkv_pool_copy_blocks(pkv_pool *pool, const int32_t *sources, const int32_t *destinations, int64_t count,
                                     pkv_stream stream)
 
+    pkv_status pkv_pool_zero_blocks(pkv_pool *pool, const int32_t *blocks, int64_t count, pkv_stream stream)
+
     ctypedef struct pkv_pool_stats:
         size_t struct_size
         int64_t num_blocks
@@ -210,6 +212,7 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
     void pkv_cache_destroy(pkv_cache *cache)
     pkv_status pkv_cache_set_kv_scales(pkv_cache *cache, int32_t layer, const float *k_scale, const float *v_scale)
     pkv_status pkv_cache_evict(pkv_cache *cache, int64_t n, int64_t *out_evicted)
+    pkv_status pkv_cache_zero_uncached(pkv_cache *cache, pkv_stream stream, int64_t *out_count)
     pkv_status pkv_cache_reset(pkv_cache *cache)
 
     ctypedef struct pkv_cache_stats:

@@ -43,11 +43,14 @@ static void test_pool(void) {
   CHECK_INVALID(pkv_pool_block_ptr(NULL, 0, &address), "pool is NULL");
   CHECK_INVALID(pkv_pool_resize(NULL, 5), "pool is NULL");
   CHECK_INVALID(pkv_pool_copy_blocks(NULL, &block, &block, 1, NULL), "pool is NULL");
+  CHECK_INVALID(pkv_pool_zero_blocks(NULL, &block, 1, NULL), "pool is NULL");
   CHECK_INVALID(pkv_pool_get_stats(NULL, &stats), "pool is NULL");
   CHECK_OK(pkv_pool_allocate(pool, 1, &block));
   CHECK_POOL_REFUSED(pool, pkv_pool_allocate(pool, 1, NULL), PKV_INVALID_ARGUMENT, "out_blocks is NULL");
   CHECK_POOL_REFUSED(pool, pkv_pool_retain(pool, NULL, 1), PKV_INVALID_ARGUMENT, "blocks is NULL");
   CHECK_POOL_REFUSED(pool, pkv_pool_free(pool, NULL, 1), PKV_INVALID_ARGUMENT, "blocks is NULL");
+  CHECK_POOL_REFUSED(pool, pkv_pool_zero_blocks(pool, NULL, 1, NULL), PKV_INVALID_ARGUMENT, "blocks is NULL");
+  CHECK_OK(pkv_pool_zero_blocks(pool, NULL, 0, NULL));
   CHECK_POOL_REFUSED(pool, pkv_pool_block_ptr(pool, 0, NULL), PKV_INVALID_ARGUMENT, "out is NULL");
   CHECK_POOL_REFUSED(pool, pkv_pool_copy_blocks(pool, NULL, &block, 1, NULL), PKV_INVALID_ARGUMENT, "sources is NULL");
   CHECK_POOL_REFUSED(pool, pkv_pool_copy_blocks(pool, &block, NULL, 1, NULL), PKV_INVALID_ARGUMENT,
@@ -96,6 +99,7 @@ static void test_cache(void) {
   pkv_sequence sequence = 0;
   CHECK_INVALID(pkv_cache_set_kv_scales(NULL, 0, scales, scales), "cache is NULL");
   CHECK_INVALID(pkv_cache_evict(NULL, 1, &number), "cache is NULL");
+  CHECK_INVALID(pkv_cache_zero_uncached(NULL, NULL, &number), "cache is NULL");
   CHECK_INVALID(pkv_cache_reset(NULL), "cache is NULL");
   CHECK_INVALID(pkv_cache_get_stats(NULL, &stats), "cache is NULL");
   CHECK_INVALID(pkv_cache_check(NULL), "cache is NULL");
@@ -105,6 +109,7 @@ static void test_cache(void) {
   CHECK_REFUSED(cache, pkv_cache_set_kv_scales(cache, 0, NULL, scales), PKV_INVALID_ARGUMENT, "k_scale is NULL");
   CHECK_REFUSED(cache, pkv_cache_set_kv_scales(cache, 0, scales, NULL), PKV_INVALID_ARGUMENT, "v_scale is NULL");
   CHECK_OK(pkv_cache_evict(cache, 1, NULL));
+  CHECK_OK(pkv_cache_zero_uncached(cache, NULL, NULL));
   CHECK_REFUSED(cache, pkv_cache_get_stats(cache, NULL), PKV_INVALID_ARGUMENT, "out is NULL");
   CHECK_REFUSED(cache, pkv_cache_explain(cache, 0, NULL, 1, &length), PKV_INVALID_ARGUMENT, "buffer is NULL");
   CHECK_REFUSED(cache, pkv_cache_explain(cache, 0, NULL, SIZE_MAX, &length), PKV_INVALID_ARGUMENT, "buffer is NULL");

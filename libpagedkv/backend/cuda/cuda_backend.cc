@@ -161,6 +161,12 @@ uint64_t CudaBackend::attend_workspace_bytes(int32_t head_dim) {
   return pkv::attend_workspace_bytes(head_dim, attend_device_);
 }
 
+Status CudaBackend::zero_blocks(const ZeroBlocksParams &params, pkv_stream stream) {
+  const ContextScope scope(context_);
+  PKV_TRY(scope.status());
+  return launch_zero_blocks(params, static_cast<cudaStream_t>(stream));
+}
+
 Status CudaBackend::write_kv(const WriteKvParams &params, pkv_stream stream) {
   const ContextScope scope(context_);
   PKV_TRY(scope.status());

@@ -7,6 +7,7 @@
 #include "backend/host/kernels.h"
 #include "backend/host/machine.h"
 #include "backend/host/reference.h"
+#include "backend/host/zero_blocks.h"
 
 namespace pkv {
 namespace {
@@ -49,6 +50,11 @@ class HostBackend final : public Backend {
   uint64_t attend_workspace_bytes(int32_t) override { return 0; }
 
   Status copy_blocks(const CopyBlocksParams &params, pkv_stream) override { return copy_host_blocks(params); }
+
+  Status zero_blocks(const ZeroBlocksParams &params, pkv_stream) override {
+    zero_host_blocks(params);
+    return PKV_OK;
+  }
 
   Status write_kv(const WriteKvParams &params, pkv_stream) override {
     const IsaKernels *inner = host_kernels().inner;
