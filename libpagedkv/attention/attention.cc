@@ -119,8 +119,8 @@ Status check_toggle(const char *name, pkv_toggle toggle) {
 
 }  // namespace
 
-Status write_kv(Backend *backend, const PagedKv &kv, const StepTables &tables, const pkv_tensor &k,
-                const pkv_tensor &v, pkv_stream stream) {
+Status write_kv(Backend *backend, const PagedKv &kv, const StepTables &tables, const pkv_tensor &k, const pkv_tensor &v,
+                pkv_stream stream) {
   Rows k_rows, v_rows;
   PKV_TRY(check_tensor("k", k, {tables.num_tokens, kv.num_kv_heads, kv.head_dim}, &k_rows));
   PKV_TRY(check_tensor("v", v, {tables.num_tokens, kv.num_kv_heads, kv.v_head_dim}, &v_rows));

@@ -7,8 +7,8 @@
 namespace pkv {
 
 // k, v: one row per token of the step.
-Status write_kv(Backend *backend, const PagedKv &kv, const StepTables &tables, const pkv_tensor &k,
-                const pkv_tensor &v, pkv_stream stream);
+Status write_kv(Backend *backend, const PagedKv &kv, const StepTables &tables, const pkv_tensor &k, const pkv_tensor &v,
+                pkv_stream stream);
 
 // options: as in the ABI; its tensors may be null. workspace: of the batch, Backend::attend_workspace_bytes.
 Status attend(Backend *backend, const PagedKv &kv, const StepTables &tables, void *workspace, const pkv_tensor &q,

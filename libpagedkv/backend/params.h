@@ -41,6 +41,7 @@ struct StepTables {
   const int64_t *positions;    // [num_tokens]
   int64_t max_query_len;
   int64_t max_seq_len;
+  int64_t total_seq_len;       // sum of seq_lens
 };
 
 // One prepared step on its way to the device: the sources lie in pinned memory that the device reads, the destinations

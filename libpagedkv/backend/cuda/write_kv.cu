@@ -45,8 +45,8 @@ __device__ inline WriteRow<Source, Stored> find_row(const WriteKvParams &p, int6
                                                     bool is_value) {
   const int64_t block = slot / p.kv.block_size;
   const int32_t offset = static_cast<int32_t>(slot % p.kv.block_size);
-  const int64_t byte = is_value ? v_row_offset(p.kv, offset, head, sizeof(Stored))
-                                : k_row_offset(p.kv, offset, head, sizeof(Stored));
+  const int64_t byte =
+      is_value ? v_row_offset(p.kv, offset, head, sizeof(Stored)) : k_row_offset(p.kv, offset, head, sizeof(Stored));
   WriteRow<Source, Stored> row;
   row.source = is_value ? static_cast<const Source *>(p.v) + token * p.v_token_stride + head * p.v_head_stride
                         : static_cast<const Source *>(p.k) + token * p.k_token_stride + head * p.k_head_stride;
@@ -93,10 +93,11 @@ __global__ void __launch_bounds__(kThreads) write_pieces(const __grid_constant__
   store_piece(load_piece(row.source + first, is_aligned), row.target + first, row.static_scale);
 }
 
-// Plan: a warp per row, a lane per piece: the warp finds the row's largest magnitude, then quantises. Rows of the stored
-// dtype are copied with scale 1.
+// Plan: a warp per row, a lane per piece: the warp finds the row's largest magnitude, then quantises. Rows of the
+// stored dtype are copied with scale 1.
 template <class Source, class Stored>
-__global__ void __launch_bounds__(kThreads) write_scaled_rows(const __grid_constant__ WriteKvParams p, bool is_aligned) {
+__global__ void __launch_bounds__(kThreads)
+    write_scaled_rows(const __grid_constant__ WriteKvParams p, bool is_aligned) {
   const bool is_value = blockIdx.y == 1;
   const int lane = threadIdx.x % kRowLanes;
   const int64_t row_index = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / kRowLanes;
@@ -181,7 +182,8 @@ Status launch_write_kv(const WriteKvParams &params, cudaStream_t stream) {
                  is_aligned(params.v, params.v_token_stride, params.v_head_stride, params.dtype);
   const bool has_row_scales = params.kv.kv_scales == PKV_SCALES_PER_TOKEN_HEAD;
   const Kernel kernel = choose(params.dtype, params.kv.dtype, has_row_scales);
-  const int64_t pieces = has_row_scales ? kRowLanes : std::max(params.kv.head_dim, params.kv.v_head_dim) / kPieceElements;
+  const int64_t pieces =
+      has_row_scales ? kRowLanes : std::max(params.kv.head_dim, params.kv.v_head_dim) / kPieceElements;
   const int64_t num_threads = params.num_tokens * params.kv.num_kv_heads * pieces;
   void *arguments[] = {const_cast<WriteKvParams *>(&params), &is_wide};
   PKV_TRY_CUDA(cudaLaunchKernel(reinterpret_cast<const void *>(kernel),
