@@ -225,6 +225,8 @@ void Batch::fill_tables(int64_t num_sequences, int64_t num_tokens) {
   int64_t token = 0;
   max_seq_len_ = 0;
   total_seq_len_ = 0;
+  max_count_ = 0;
+  max_position_ = -1;
   num_columns_ = 0;
   cu_seqlens_q_[0] = 0;
   for (int64_t i = 0; i < num_items; ++i) {
@@ -246,7 +248,8 @@ void Batch::fill_tables(int64_t num_sequences, int64_t num_tokens) {
     cu_seqlens_q_[i + 1] = static_cast<int32_t>(token);
     max_seq_len_ = std::max(max_seq_len_, length);
     total_seq_len_ += length;
-    max_query_len_ = std::max(max_query_len_, item.count);
+    max_count_ = std::max(max_count_, item.count);
+    if (item.count > 0) max_position_ = std::max(max_position_, length - 1);
     num_columns_ = std::max<int64_t>(num_columns_, rows_[i].num_used);
   }
   for (int64_t i = num_items; i < num_sequences; ++i) {
@@ -256,6 +259,7 @@ void Batch::fill_tables(int64_t num_sequences, int64_t num_tokens) {
     seq_lens_[i] = 0;
     cu_seqlens_q_[i + 1] = static_cast<int32_t>(token);
   }
+  max_query_len_ = std::max(max_query_len_, max_count_);
   for (int64_t i = 0; i < num_sequences; ++i) clear_row_tail(i);
   std::fill(slot_mapping_.data() + token, slot_mapping_.data() + num_tokens, -1);
   std::fill(positions_.data() + token, positions_.data() + num_tokens, 0);
@@ -287,6 +291,24 @@ Status Batch::check_prepared() const {
   return fail(PKV_INVALID_ARGUMENT, "the batch holds no prepared step");
 }
 
+Status Batch::find_rows(int64_t index, int64_t start, int64_t count, SequenceRows *out) const {
+  if (index < 0 || index >= num_sequences_) {
+    return fail(PKV_INVALID_ARGUMENT, "sequence_index is %" PRId64 ", but the step has %" PRId64 " sequences", index,
+                num_sequences_);
+  }
+  const int64_t length = seq_lens_[index];
+  if (start < 0 || start > length) {
+    return fail(PKV_INVALID_ARGUMENT, "start is %" PRId64 ", not in 0 to the sequence's %" PRId64 " tokens", start, length);
+  }
+  if (count < 0 || count > length - start) {
+    return fail(PKV_INVALID_ARGUMENT, "count is %" PRId64 ", but the sequence has %" PRId64 " tokens from %" PRId64 " on",
+                count, length - start, start);
+  }
+  const StepTables step = tables();
+  *out = {step.block_table == nullptr ? nullptr : step.block_table + index * step.table_stride, start};
+  return PKV_OK;
+}
+
 StepTables Batch::tables() const { return device_ == nullptr ? host_tables() : device_->view(host_tables()); }
 
 StepTables Batch::host_tables() const {
@@ -302,6 +324,8 @@ StepTables Batch::host_tables() const {
   tables.max_query_len = max_query_len_;
   tables.max_seq_len = max_seq_len_;
   tables.total_seq_len = total_seq_len_;
+  tables.max_count = max_count_;
+  tables.max_position = max_position_;
   return tables;
 }
 

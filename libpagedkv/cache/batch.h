@@ -46,6 +46,8 @@ class Batch {
   // INVALID_ARGUMENT before the first prepare.
   Status check_prepared() const;
   StepTables tables() const;  // on the device of the cache
+  // Rows [start, start + count) of the index-th sequence of the step, by the table on the device of the cache.
+  Status find_rows(int64_t index, int64_t start, int64_t count, SequenceRows *out) const;
   void *workspace() const { return device_ == nullptr ? nullptr : device_->workspace(); }
   pkv_stream stream() const { return step_.stream; }
   const Cache *cache() const { return cache_.get(); }
@@ -83,6 +85,8 @@ class Batch {
   int64_t max_query_len_ = 0;
   int64_t max_seq_len_ = 0;
   int64_t total_seq_len_ = 0;
+  int64_t max_count_ = 0;
+  int64_t max_position_ = -1;  // of a new token
   int64_t num_columns_ = 0;  // blocks of the longest
   uint64_t generation_ = 0;
 

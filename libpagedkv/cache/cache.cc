@@ -105,6 +105,19 @@ Status Cache::evict(int64_t n, int64_t *out_evicted) {
   return PKV_OK;
 }
 
+Status Cache::zero_uncached(pkv_stream stream, int64_t *out_count) {
+  PKV_TRY(check_usable());
+  std::vector<int32_t> uncached;
+  uncached.reserve(static_cast<size_t>(blocks_.num_uncached()));
+  for (int32_t block = 0; block < num_blocks(); ++block) {
+    if (blocks_.record(block).holders == 0 && !blocks_.is_cached(block)) uncached.push_back(block);
+  }
+  const int64_t count = static_cast<int64_t>(uncached.size());
+  PKV_TRY(backend_->zero_blocks({pool_->base(), layout_.block_bytes(), uncached.data(), count}, stream));
+  *out_count = count;
+  return PKV_OK;
+}
+
 Status Cache::reset() {
   PKV_TRY(check_usable());
   if (num_open_ > 0) return fail(PKV_BUSY, "%" PRId64 " sequences are open", num_open_);

@@ -89,6 +89,7 @@ class Cache {
   Status mark_failed(Status status);
 
   Status evict(int64_t n, int64_t *out_evicted);
+  Status zero_uncached(pkv_stream stream, int64_t *out_count);
   Status reset();
   Status set_kv_scales(int32_t layer, const float *k_scale, const float *v_scale);
   Status find_victims(int64_t n, pkv_sequence *out, int64_t capacity, int64_t *out_count) const;

@@ -237,6 +237,18 @@ Status Pool::copy_blocks(const int32_t *sources, const int32_t *destinations, in
   return backend_->copy_blocks({base_, block_bytes_, sources, destinations, count, false}, stream);
 }
 
+Status Pool::zero_blocks(const int32_t *blocks, int64_t count, pkv_stream stream) {
+  if (count < 0) return fail(PKV_INVALID_ARGUMENT, "count is %" PRId64 ", negative", count);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    PKV_TRY(check_owned(blocks, count, "blocks"));
+  }
+  std::vector<int32_t> distinct(blocks, blocks + count);
+  std::sort(distinct.begin(), distinct.end());
+  distinct.erase(std::unique(distinct.begin(), distinct.end()), distinct.end());
+  return backend_->zero_blocks({base_, block_bytes_, distinct.data(), static_cast<int64_t>(distinct.size())}, stream);
+}
+
 Status Pool::block_ptr(int32_t block, void **out) const {
   if (block < 0 || block >= num_blocks()) {
     return fail(PKV_INVALID_ARGUMENT, "block is %d, but the pool has %" PRId64 " blocks", block, num_blocks());

@@ -35,6 +35,8 @@ class Pool {
   Status resize(int64_t num_blocks);
   Status copy_blocks(const int32_t *sources, const int32_t *destinations, int64_t count, pkv_stream stream);
 
+  Status zero_blocks(const int32_t *blocks, int64_t count, pkv_stream stream);
+
   Status block_ptr(int32_t block, void **out) const;
   void get_stats(pkv_pool_stats *out) const;  // all but struct_size
 

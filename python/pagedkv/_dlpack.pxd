@@ -41,6 +41,7 @@ cdef enum:
     DL_UINT = 1
     DL_FLOAT = 2
     DL_BFLOAT = 4
+    DL_BOOL = 6
     DL_FLOAT8_E4M3FN = 10
     DL_FLOAT8_E5M2 = 12
     DL_FLAG_READ_ONLY = 1

@@ -54,7 +54,8 @@ static void test_layouts(void) {
   CHECK_GROUP(dtype, PKV_DTYPE_NONE, PKV_INVALID_ARGUMENT, "dtype is 0");
   CHECK_GROUP(dtype, PKV_INT32, PKV_INVALID_ARGUMENT, "int32");
   CHECK_GROUP(dtype, PKV_INT64, PKV_INVALID_ARGUMENT, "int64");
-  CHECK_GROUP(dtype, (pkv_dtype)9, PKV_INVALID_ARGUMENT, "dtype is 9");
+  CHECK_GROUP(dtype, PKV_BOOL, PKV_INVALID_ARGUMENT, "bool");
+  CHECK_GROUP(dtype, (pkv_dtype)10, PKV_INVALID_ARGUMENT, "dtype is 10");
   CHECK_GROUP(order, (pkv_kv_order)2, PKV_INVALID_ARGUMENT, "order is 2");
   CHECK_GROUP(kv_scales, (pkv_kv_scales)2, PKV_INVALID_ARGUMENT, "kv_scales is 2");
   CHECK_GROUP(kv_scales, PKV_SCALES_PER_TOKEN_HEAD, PKV_INVALID_ARGUMENT, "float32");

@@ -82,7 +82,7 @@ def test_block_must_be_an_id(pool, refuses, value):
     for call in calls:
         with refuses(pool):
             call(value)
-    for call in (pool.free, pool.retain, lambda blocks: pool.copy_blocks(blocks, blocks)):
+    for call in (pool.free, pool.retain, pool.zero_blocks, lambda blocks: pool.copy_blocks(blocks, blocks)):
         with refuses(pool):
             call([0, value])
 
@@ -96,7 +96,7 @@ def test_block_must_be_an_id(pool, refuses, value):
 )  # fmt: skip
 def test_blocks_must_be_integers(pool, refuses, value):
     pool.allocate(4)
-    for call in (pool.free, pool.retain, lambda blocks: pool.copy_blocks(blocks, [0, 1])):
+    for call in (pool.free, pool.retain, pool.zero_blocks, lambda blocks: pool.copy_blocks(blocks, [0, 1])):
         with refuses(pool):
             call(value)
 
@@ -171,6 +171,21 @@ def test_bad_copies(pool, refuses):
     for stream in ("0", 1.5, -1, 2**64, 2**64 - 1, object()):
         with refuses(pool, text="stream"):
             pool.copy_blocks([0], [1], stream=stream)
+
+
+def test_zero_blocks(pool, refuses):
+    memory = np.asarray(pool)
+    memory[:] = 7
+    blocks = pool.allocate(4)
+    pool.zero_blocks(int(blocks[0]))
+    pool.zero_blocks(np.array([blocks[2], blocks[3], blocks[2]]))
+    pool.zero_blocks([])
+    is_zero = [not memory[block].any() for block in range(8)]
+    assert is_zero == [block in {*blocks.tolist()} - {int(blocks[1])} for block in range(8)]
+    assert (memory[blocks[1]] == 7).all()
+    for stream in ("0", 1.5, -1):
+        with refuses(pool, text="stream"):
+            pool.zero_blocks([0], stream=stream)
 
 
 def test_resize(pool, refuses):
@@ -312,6 +327,7 @@ def test_closed(pool):
     calls = [
         pool.allocate, lambda: pool.allocate(2), lambda: pool.free(0), lambda: pool.free([]), lambda: pool.retain([0]),
         lambda: pool.block_ptr(0), lambda: pool.resize(4), lambda: pool.copy_blocks([], []), pool.stats,
+        lambda: pool.zero_blocks(0),
         lambda: pool.num_blocks, lambda: pool.num_free, lambda: pool.base_ptr, pool.__enter__,
     ]  # fmt: skip
     for call in calls:

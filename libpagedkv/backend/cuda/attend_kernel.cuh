@@ -76,10 +76,9 @@ struct AttendTraits {
   static constexpr int kSharedBytes = attend_shared_bytes(kHeadDim, kIsWidened, kTileRows, kNumStages);
 };
 
-// One key of a tile, ready to be fetched.
+// One key of a tile, ready to be fetched: its rows of K and V. Null: outside the sequence, or released.
 struct KeyPlace {
-  const char *block;  // null: outside, or released
-  int32_t offset;  // in the block
+  const char *k, *v;
 };
 
 // Which rows a thread block has.
@@ -148,6 +147,13 @@ class TileLoader {
     *offset = key - index * p_.kv.block_size;
   }
 
+  // The rows of a key that was looked up.
+  __device__ KeyPlace place(const char *block, int32_t offset) const {
+    if (block == nullptr) return {nullptr, nullptr};
+    return {block + k_row_offset(p_.kv, offset, kv_head_, Traits::kStoredBytes),
+            block + v_row_offset(p_.kv, offset, kv_head_, Traits::kStoredBytes)};
+  }
+
   __device__ char *k_stage(int stage) const { return stages_ + 2 * stage * Traits::kStageBytes; }
   __device__ char *v_stage(int stage) const { return k_stage(stage) + Traits::kStageBytes; }
 
@@ -160,12 +166,9 @@ class TileLoader {
     for (int i = threadIdx.x; i < kUnits; i += kAttendThreads) {
       const int key = i / Traits::kUnitsPerRow, unit = i % Traits::kUnitsPerRow;
       const KeyPlace place = places[key];
-      const bool is_valid = place.block != nullptr;
-      const char *block = is_valid ? place.block : base;
-      copy_async_16(k_stage(stage) + key * kRowBytes + unit * 16,
-                    block + k_row_offset(p_.kv, place.offset, kv_head_, Traits::kStoredBytes) + unit * 16, is_valid);
-      copy_async_16(v_stage(stage) + key * kRowBytes + unit * 16,
-                    block + v_row_offset(p_.kv, place.offset, kv_head_, Traits::kStoredBytes) + unit * 16, is_valid);
+      const bool is_valid = place.k != nullptr;
+      copy_async_16(k_stage(stage) + key * kRowBytes + unit * 16, is_valid ? place.k + unit * 16 : base, is_valid);
+      copy_async_16(v_stage(stage) + key * kRowBytes + unit * 16, is_valid ? place.v + unit * 16 : base, is_valid);
     }
     commit_copies();
   }
@@ -269,7 +272,7 @@ __global__ void __launch_bounds__(kAttendThreads, Traits::kMinBlocks)
   const bool has_key_scales = p.kv.kv_scales == PKV_SCALES_PER_TOKEN_HEAD;
   const auto store_place = [&](int ring, const char *block, int32_t offset) {
     if (threadIdx.x >= kTileKeys) return;  // whole warps
-    places[ring][threadIdx.x] = {block, offset};
+    places[ring][threadIdx.x] = loader.place(block, offset);
     const bool all = __all_sync(0xffffffffu, block != nullptr);
     if (threadIdx.x % 32 == 0) are_valid[ring][threadIdx.x / 32] = all;
     if (!has_key_scales) return;
@@ -411,7 +414,7 @@ __global__ void __launch_bounds__(kAttendThreads, Traits::kMinBlocks)
             score *= score_scale_log2;
           }
           if (p.alibi_slopes != nullptr) score += slope[row] * static_cast<float>(key - query_position[row]);
-          bool is_seen = places[ring][in_tile].block != nullptr && packed_row[row] < rows.num_rows;
+          bool is_seen = places[ring][in_tile].k != nullptr && packed_row[row] < rows.num_rows;
           if (is_tree) {
             const int32_t new_index = key - first_position;
             if (is_seen && new_index >= 0) {

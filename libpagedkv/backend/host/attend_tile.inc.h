@@ -15,6 +15,7 @@ struct RowTable {
   int64_t begin[kTileRows], end[kTileRows];  // visible keys
   int64_t position[kTileRows];
   float slope[kTileRows];
+  const uint8_t *tree_mask[kTileRows];  // of the row's token; null without a mask
 };
 
 // Where the rows of one tile of keys stand.
@@ -34,6 +35,9 @@ inline void fill_rows(const AttendParams &params, const QueryTile &tile, RowTabl
     rows->begin[r] = keys.begin;
     rows->end[r] = keys.end;
     rows->position[r] = tile.seq_len - tile.num_queries + query;
+    rows->tree_mask[r] = params.tree_mask == nullptr
+                             ? nullptr
+                             : params.tree_mask + (tile.first_token + query) * params.tree_mask_stride;
     rows->slope[r] = params.alibi_slopes == nullptr ? 0.0f : params.alibi_slopes[tile.kv_head * tile.group + head];
   }
 }
@@ -91,9 +95,20 @@ inline void find_keys(const PagedKv &kv, const QueryTile &tile, int element_byte
   }
 }
 
-// Turns dot products into masked scores, in place. [0, num_keys): a multiple of 16.
+// Keys of the tile, as bits, that a row's tree mask hides.
+inline uint64_t find_hidden(const QueryTile &tile, const KeyTable &keys, const uint8_t *tree_mask) {
+  const int64_t first_new = tile.seq_len - tile.num_queries - keys.first;
+  uint64_t hidden = 0;
+  for (int t = first_new > 0 ? static_cast<int>(first_new) : 0; t < keys.end; ++t) {
+    if (tree_mask[t - first_new] == 0) hidden |= uint64_t{1} << t;
+  }
+  return hidden;
+}
+
+// Turns dot products into masked scores, in place. [0, num_keys): a multiple of 16. hidden: keys that the row does not
+// see, as bits.
 inline void finish_scores(const AttendParams &params, const KeyTable &keys, int num_keys, float scale, float slope,
-                          int64_t position, int begin, int end, float *scores) {
+                          int64_t position, int begin, int end, uint64_t hidden, float *scores) {
   const bool is_scaled = params.kv.kv_scales == PKV_SCALES_PER_TOKEN_HEAD;
   const float distance = static_cast<float>(keys.first - position);
   for (int t = 0; t < num_keys; t += kWidth) {
@@ -110,7 +125,7 @@ inline void finish_scores(const AttendParams &params, const KeyTable &keys, int 
   }
   for (int t = 0; t < begin; ++t) scores[t] = -kInfinity;
   for (int t = end; t < num_keys; ++t) scores[t] = -kInfinity;
-  for (uint64_t holes = keys.holes; holes != 0; holes &= holes - 1) scores[__builtin_ctzll(holes)] = -kInfinity;
+  for (; hidden != 0; hidden &= hidden - 1) scores[__builtin_ctzll(hidden)] = -kInfinity;
 }
 
 // Turns a row's scores into weights, and carries the state of the row on. False if the row sees none of the keys.
@@ -160,6 +175,33 @@ inline bool is_decoded_first(int num_rows) {
   return !__is_same(T, Float32) && num_rows > 2 * kRowBlock;
 }
 
+// Adds the values of a row's keys in [begin, end) run by run between the hidden ones, which may hold anything.
+template <class T>
+inline void add_seen_rows(const char *const *values, int begin, int end, uint64_t hidden, const float *weights, float *out,
+                          int64_t out_stride, int64_t dim) {
+  for (int t = begin; t < end;) {
+    const bool is_hidden = (hidden >> t) & 1;
+    int stop = t + 1;
+    while (stop < end && ((hidden >> stop) & 1) == is_hidden) ++stop;
+    if (!is_hidden) add_rows<T, 1>(values, t, stop, weights, out, out_stride, dim);
+    t = stop;
+  }
+}
+
+// Adds the values of a tile to rows [first, end). hidden: by row, or null where no tree mask hides any key of the tile.
+template <class T>
+inline void add_values(const KeyTable &keys, const int *begins, const int *ends, const uint64_t *hidden, int first,
+                       int end, const TileState &state, const float *weights, int64_t dim) {
+  if (hidden == nullptr) {
+    add_tile<T>(keys.v, begins, ends, first, end, weights, state.out, state.out_stride, dim);
+    return;
+  }
+  for (int r = first; r < end; ++r) {
+    add_seen_rows<T>(keys.v, begins[r], ends[r], hidden[r], weights + r * kTileKeys, state.out + r * state.out_stride,
+                     state.out_stride, dim);
+  }
+}
+
 // One tile of keys for query rows [keys->first_row, keys->end_row), those that see any of them.
 template <class T>
 inline void attend_tile(const AttendParams &params, const QueryTile &tile, const RowTable &rows, KeyTable *keys,
@@ -188,12 +230,17 @@ inline void attend_tile(const AttendParams &params, const QueryTile &tile, const
   const bool is_scaled = kv.kv_scales == PKV_SCALES_PER_TOKEN_HEAD;
   const float scale = is_scaled ? params.scale : params.scale * kv.k_scale[tile.kv_head];
   int begins[kTileRows], ends[kTileRows];  // keys of the tile whose values a row adds
+  uint64_t hidden[kTileRows];              // of those, as bits, what the row's tree mask leaves out
+  uint64_t any_hidden = 0;
   for (int r = first; r < end; ++r) {
     const int64_t begin_key = rows.begin[r] - keys->first, end_key = rows.end[r] - keys->first;
     begins[r] = begin_key > 0 ? static_cast<int>(begin_key) : 0;
     ends[r] = end_key < keys->end ? static_cast<int>(end_key) : keys->end;
+    hidden[r] = rows.tree_mask[r] == nullptr ? 0 : find_hidden(tile, *keys, rows.tree_mask[r]);
+    any_hidden |= hidden[r];
     float *scores = scratch->scores + r * kTileKeys;
-    finish_scores(params, *keys, num_scores, scale, rows.slope[r], rows.position[r], begins[r], ends[r], scores);
+    finish_scores(params, *keys, num_scores, scale, rows.slope[r], rows.position[r], begins[r], ends[r],
+                  hidden[r] | keys->holes, scores);
     if (!soften_row(scores, num_scores, state.largest + r, state.sum + r, state.out + r * state.out_stride,
                     state.out_stride)) {
       ends[r] = begins[r];
@@ -202,11 +249,12 @@ inline void attend_tile(const AttendParams &params, const QueryTile &tile, const
     }
   }
 
+  const uint64_t *row_hidden = any_hidden == 0 ? nullptr : hidden;
   if (is_decoded_first<T>(end - first)) {
     decode_tile<T>(keys->v, num_keys, kv.v_head_dim, scratch->keys);
-    add_tile<Float32>(keys->v, begins, ends, first, end, scratch->scores, state.out, state.out_stride, kv.v_head_dim);
+    add_values<Float32>(*keys, begins, ends, row_hidden, first, end, state, scratch->scores, kv.v_head_dim);
   } else {
-    add_tile<T>(keys->v, begins, ends, first, end, scratch->scores, state.out, state.out_stride, kv.v_head_dim);
+    add_values<T>(*keys, begins, ends, row_hidden, first, end, state, scratch->scores, kv.v_head_dim);
   }
 }
 

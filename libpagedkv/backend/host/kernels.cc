@@ -106,6 +106,13 @@ void write_tokens(const IsaKernels &inner, const WriteKvParams &params, int32_t 
                    [&](int64_t begin, int64_t end) { inner.write_tokens(params, begin, end); });
 }
 
+void gather_tokens(const IsaKernels &inner, const GatherKvParams &params, int32_t num_threads) {
+  const int64_t token_bytes =
+      params.kv.num_kv_heads * static_cast<int64_t>(params.kv.head_dim + params.kv.v_head_dim) * dtype_bytes(params.dtype);
+  run_token_ranges(params.num_tokens, token_bytes, num_threads,
+                   [&](int64_t begin, int64_t end) { inner.gather_tokens(params, begin, end); });
+}
+
 void merge_tokens(const IsaKernels &inner, const MergeStatesParams &params, int32_t num_threads) {
   const int64_t token_bytes = static_cast<int64_t>(params.num_heads) * params.head_dim * dtype_bytes(params.dtype) * 3;
   run_token_ranges(params.num_tokens, token_bytes, num_threads,
