@@ -41,6 +41,7 @@ struct StepTables {
   const int64_t *positions;    // [num_tokens]
   int64_t max_query_len;       // may be a bound that the caller promised
   int64_t max_seq_len;
+  int64_t total_seq_len;       // sum of seq_lens
   int64_t max_count;           // new tokens of one sequence, exactly
   int64_t max_position;        // of a new token; -1 without any
 };

@@ -15,8 +15,8 @@ Status Cache::create(Backend *backend, const CacheOptions &options, std::shared_
   PKV_TRY(Pool::create(backend, options.pool, &pool));
   std::shared_ptr<Cache> cache(new Cache(backend, options, std::move(pool)));
   const Layout &layout = cache->layout_;
-  const std::vector<float> ones(2 * static_cast<size_t>(layout.num_layers()) *
-                                    static_cast<size_t>(layout.num_kv_heads()), 1.0f);
+  const std::vector<float> ones(
+      2 * static_cast<size_t>(layout.num_layers()) * static_cast<size_t>(layout.num_kv_heads()), 1.0f);
   PKV_TRY(backend->allocate_memory(ones.size() * sizeof(float), &cache->scales_));
   PKV_TRY(backend->upload(cache->scales_.base, ones.data(), ones.size() * sizeof(float)));
   *out = std::move(cache);

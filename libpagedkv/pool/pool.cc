@@ -89,8 +89,8 @@ Status Pool::allocate(int64_t count, int32_t *out_blocks) {
       return fail_shortage(PKV_NEVER_FITS, count, num_blocks, 0, "%" PRId64 " blocks of a pool of %" PRId64, count,
                            num_blocks);
     }
-    return fail_shortage(PKV_OUT_OF_BLOCKS, count, num_free, 0, "%" PRId64 " blocks needed, %" PRId64 " of %" PRId64
-                         " are free", count, num_free, num_blocks);
+    return fail_shortage(PKV_OUT_OF_BLOCKS, count, num_free, 0,
+                         "%" PRId64 " blocks needed, %" PRId64 " of %" PRId64 " are free", count, num_free, num_blocks);
   }
   const int32_t *top = free_.data() + num_free;
   for (int64_t i = 0; i < count; ++i) {

@@ -53,8 +53,8 @@ class Pool {
  private:
   Pool(Backend *backend, uint64_t block_bytes) : backend_(backend), block_bytes_(block_bytes) {}
 
-  // Both with mutex_ held. INVALID_ARGUMENT for more ids than there are blocks; or naming the first block that is out of
-  // range or without an owner.
+  // Both with mutex_ held. INVALID_ARGUMENT for more ids than there are blocks; or naming the first block that is out
+  // of range or without an owner.
   Status check_distinct_count(int64_t count) const;
   Status check_owned(const int32_t *blocks, int64_t count, const char *what) const;
 

@@ -19,6 +19,7 @@ from pagedkv._arrays cimport (
     view_ints)
 from pagedkv._attention cimport attend, move_rows, write_kv
 from pagedkv._batch cimport Batch
+from pagedkv._dlpack cimport DL_UINT, find_device, make_capsule, make_lease
 from pagedkv._errors import BusyError, InvalidArgumentError
 from pagedkv._errors cimport check
 from pagedkv._pool cimport export_blocks
@@ -416,8 +417,11 @@ hash_seed=0)\n--\n\nToken sequences over blocks of one device, with a prefix cac
             raise BusyError("close while kernels are running")
         if self._num_views > 0:
             raise BusyError(f"close while {self._num_views} views of the cache's memory live")
-        for batch in list(self._batches):
-            batch.close()
+        batches = list(self._batches)
+        for batch in batches:
+            (<Batch> batch).require_unused()
+        for batch in batches:
+            (<Batch> batch).close()
         self.enter()
         cache = self._cache
         self._cache = NULL
@@ -451,6 +455,16 @@ hash_seed=0)\n--\n\nToken sequences over blocks of one device, with a prefix cac
 
     def __releasebuffer__(self, Py_buffer *buffer):
         self._num_views -= 1
+
+    def __dlpack_device__(self):
+        return find_device(self.device)
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        """The blocks as uint8 [num_blocks, block_bytes]; close() raises BusyError while they are in use."""
+        self.require_open()
+        options = {"max_version": max_version, "dl_device": dl_device, "copy": copy}
+        return make_capsule(make_lease(self, &self._num_views), self._base, self.device, (self.num_blocks, self.layout.block_bytes),
+                            (self.layout.block_bytes, 1), DL_UINT, 8, False, options)
 
     @property
     def __cuda_array_interface__(self):

@@ -10,6 +10,7 @@ import numpy
 
 from pagedkv._arrays cimport (
     AdoptedMemory, IntView, as_int32, as_int64, as_positive, as_stream, as_text, as_uint64, release_ints, view_ints)
+from pagedkv._dlpack cimport DL_UINT, find_device, make_capsule, make_lease
 from pagedkv._errors import BusyError, InvalidArgumentError
 from pagedkv._errors cimport check
 from pagedkv.abi cimport (
@@ -330,6 +331,16 @@ Fixed-size blocks of one device, from one allocation up front, counted by owners
 
     def __releasebuffer__(self, Py_buffer *buffer):
         self._num_views -= 1
+
+    def __dlpack_device__(self):
+        return find_device(self.device)
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        """The blocks as uint8 [num_blocks, block_bytes]; close() raises BusyError while they are in use."""
+        self._require_open()
+        options = {"max_version": max_version, "dl_device": dl_device, "copy": copy}
+        return make_capsule(make_lease(self, &self._num_views), self._base, self.device, (self.num_blocks, self.block_bytes),
+                            (self.block_bytes, 1), DL_UINT, 8, False, options)
 
     @property
     def __cuda_array_interface__(self):

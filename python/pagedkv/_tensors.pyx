@@ -5,11 +5,14 @@ cimport cython
 from cpython.buffer cimport (
     PyBUF_FORMAT, PyBUF_STRIDES, PyBUF_WRITABLE, PyBuffer_Release, PyObject_CheckBuffer, PyObject_GetBuffer)
 from cpython.pycapsule cimport PyCapsule_CheckExact, PyCapsule_GetPointer, PyCapsule_IsValid
-from libc.stdint cimport int32_t, uint16_t, uint32_t, uint8_t, uintptr_t
+from libc.stdint cimport uintptr_t
 
 import numpy
 
 from pagedkv._arrays cimport as_dtype, as_int64, as_uint64, describe
+from pagedkv._dlpack cimport (
+    DL_BFLOAT, DL_BOOL, DL_CPU, DL_CUDA, DL_CUDA_HOST, DL_CUDA_MANAGED, DL_FLAG_READ_ONLY, DL_FLOAT, DL_FLOAT8_E4M3FN,
+    DL_FLOAT8_E5M2, DL_INT, DL_UINT, DLManagedTensorVersioned, DLTensor)
 from pagedkv._errors import InvalidArgumentError, UnsupportedError
 from pagedkv.abi cimport (
     PKV_BFLOAT16, PKV_BOOL, PKV_DTYPE_NONE, PKV_FLOAT16, PKV_FLOAT32, PKV_FLOAT8_E4M3, PKV_FLOAT8_E5M2, PKV_INT8)
@@ -17,53 +20,14 @@ from pagedkv.abi cimport (
 cdef enum:
     MAX_DIMENSIONS = 4
 
+cdef int64_t MAX_ELEMENTS = 1 << 60  # so that no product of sizes, strides and element sizes overflows
+
 # Types of numpy extensions (ml_dtypes) that buffers cannot carry: their bits, and what they are here.
 cdef dict EXTENSION_DTYPES = {
     "bfloat16": (numpy.uint16, <int> PKV_BFLOAT16),
     "float8_e4m3fn": (numpy.uint8, <int> PKV_FLOAT8_E4M3),
     "float8_e5m2": (numpy.uint8, <int> PKV_FLOAT8_E5M2),
 }
-
-# ---- DLPack, dlpack.h: the parts that are read here
-cdef struct DLDevice:
-    int32_t device_type
-    int32_t device_id
-
-cdef struct DLDataType:
-    uint8_t code
-    uint8_t bits
-    uint16_t lanes
-
-cdef struct DLTensor:
-    void *data
-    DLDevice device
-    int32_t ndim
-    DLDataType dtype
-    int64_t *shape
-    int64_t *strides  # in elements; NULL: contiguous
-    uint64_t byte_offset
-
-cdef struct DLManagedTensorVersioned:
-    uint32_t major
-    uint32_t minor
-    void *manager_context
-    void *deleter
-    uint64_t flags
-    DLTensor tensor
-
-cdef enum:
-    DL_CPU = 1
-    DL_CUDA = 2
-    DL_CUDA_HOST = 3
-    DL_CUDA_MANAGED = 13
-    DL_INT = 0
-    DL_UINT = 1
-    DL_FLOAT = 2
-    DL_BFLOAT = 4
-    DL_BOOL = 6
-    DL_FLOAT8_E4M3FN = 10
-    DL_FLOAT8_E5M2 = 12
-    DL_FLAG_READ_ONLY = 1
 
 
 cdef inline Py_ssize_t item_bytes(pkv_dtype dtype) noexcept:
@@ -116,6 +80,10 @@ cdef class TensorView:
             self.tensor.shape[axis] = shape[axis]
             if shape[axis] < 0:
                 raise InvalidArgumentError(f"{name} has a negative dimension {shape[axis]}")
+            if shape[axis] > MAX_ELEMENTS:
+                raise InvalidArgumentError(f"{name} is too large: a dimension is {shape[axis]}")
+            if strides != NULL and not -MAX_ELEMENTS <= strides[axis] <= MAX_ELEMENTS:
+                raise InvalidArgumentError(f"{name} has a stride of {strides[axis]}, which is too large")
             is_empty = is_empty or shape[axis] == 0
         if self.tensor.data == NULL and not is_empty:
             raise InvalidArgumentError(f"{name} is at address 0")
@@ -134,6 +102,8 @@ cdef class TensorView:
                                                f"{self.tensor.strides[axis]} elements")
                 if is_written and self.tensor.strides[axis] == 0:
                     raise InvalidArgumentError(f"{name} is broadcast: its elements share memory and cannot be written")
+            if natural > MAX_ELEMENTS // max(shape[axis], 1):
+                raise InvalidArgumentError(f"{name} is too large: it has more than {MAX_ELEMENTS} elements")
             natural *= max(shape[axis], 1)
         return 0
 

@@ -117,8 +117,8 @@ static void test_cache_options(void) {
   CHECK_OPTION(device, "tpu", PKV_INVALID_ARGUMENT, "tpu");
   CHECK_OPTION(prefix_caching, (pkv_toggle)3, PKV_INVALID_ARGUMENT, "prefix_caching is 3");
   CHECK_OPTION(eviction, (pkv_eviction)6, PKV_INVALID_ARGUMENT, "eviction is 6");
-  CHECK_OPTION(eviction, PKV_EVICTION_LFU, PKV_UNSUPPORTED, "eviction is 1");
-  CHECK_OPTION(eviction, PKV_EVICTION_S3FIFO, PKV_UNSUPPORTED, "eviction is 5");
+  CHECK_OPTION(eviction, PKV_EVICTION_LFU, PKV_UNSUPPORTED, "lfu");
+  CHECK_OPTION(eviction, PKV_EVICTION_S3FIFO, PKV_UNSUPPORTED, "s3fifo");
   char memory[300];
   CHECK_OPTION(memory, (void *)memory, PKV_INVALID_ARGUMENT, "0 bytes");
   CHECK_OK(pkv_cache_create(&good, &cache));
@@ -126,7 +126,7 @@ static void test_cache_options(void) {
 }
 
 static void test_cache_calls(void) {
-  pkv_cache *cache = make_cache(NUM_BLOCKS);
+  pkv_cache *cache = make_cache_of(PKV_INT8, NUM_BLOCKS);
   const pkv_sequence sequence = open_sequence(cache, kTokens, 12);
   CHECK_OK(pkv_sequence_append(cache, sequence, kTokens, 12, NULL));
   const float good[] = {1, 1};
@@ -138,6 +138,10 @@ static void test_cache_calls(void) {
   CHECK_REFUSED(cache, pkv_cache_set_kv_scales(cache, -1, good, good), PKV_INVALID_ARGUMENT, "layer is -1");
   CHECK_REFUSED(cache, pkv_cache_set_kv_scales(cache, 2, good, good), PKV_INVALID_ARGUMENT, "layer is 2");
   CHECK_REFUSED(cache, pkv_cache_set_kv_scales(cache, INT32_MAX, good, good), PKV_INVALID_ARGUMENT, "2147483647");
+  CHECK_OK(pkv_cache_set_kv_scales(cache, 1, good, good));
+  pkv_cache *exact = make_cache(NUM_BLOCKS);
+  CHECK_REFUSED(exact, pkv_cache_set_kv_scales(exact, 0, good, good), PKV_INVALID_ARGUMENT, "float32");
+  pkv_cache_destroy(exact);
 
   int64_t number = -77;
   CHECK_REFUSED(cache, pkv_cache_evict(cache, -1, &number), PKV_INVALID_ARGUMENT, "n is -1");

@@ -91,8 +91,10 @@ static void test_prepare(void) {
   CHECK_PREPARE(sequences, long_counts, 2, NULL, 0, NULL, PKV_NEVER_FITS, "sequences[1]");
   CHECK_EQUAL(get_shortage().index, 1);
   CHECK_PREPARE(sequences, never_counts, 2, NULL, 0, NULL, PKV_NEVER_FITS, "sequences[0]");
-  CHECK_PREPARE(sequences, short_counts, 2, NULL, 0, NULL, PKV_NEVER_FITS, "sequences[1]");
-  CHECK_EQUAL(get_shortage().needed, 5 + 5);
+  /* Each would fit alone. */
+  CHECK_PREPARE(sequences, short_counts, 2, NULL, 0, NULL, PKV_OUT_OF_BLOCKS, "sequences[1]");
+  CHECK_EQUAL(get_shortage().needed, 4 + 4);
+  CHECK_EQUAL(get_shortage().available, NUM_BLOCKS - 2);
 
   pkv_prepare_options options = make_prepare_options();
 #define CHECK_PREPARE_OPTION(member, value, word)                                                \
@@ -120,10 +122,13 @@ static void test_prepare(void) {
   for (int64_t i = 0; i < COUNT(wrong_tables); ++i) {
     CHECK_REFUSED(cache, pkv_batch_get_table(batch, (pkv_batch_table)wrong_tables[i], &array), PKV_INVALID_ARGUMENT,
                   "table is");
+    CHECK_REFUSED(cache, pkv_batch_get_device_table(batch, (pkv_batch_table)wrong_tables[i], &array),
+                  PKV_INVALID_ARGUMENT, "table is");
   }
   const pkv_batch_table absent[] = {PKV_INDPTR, PKV_INDICES, PKV_LAST_BLOCK_LEN, PKV_BLOCK_POINTERS};
   for (int64_t i = 0; i < COUNT(absent); ++i) {
     CHECK_REFUSED(cache, pkv_batch_get_table(batch, absent[i], &array), PKV_UNSUPPORTED, "without the format");
+    CHECK_REFUSED(cache, pkv_batch_get_device_table(batch, absent[i], &array), PKV_UNSUPPORTED, "without the format");
   }
   CHECK_OK(pkv_batch_discard(batch));
   CHECK_REFUSED(cache, pkv_batch_discard(batch), PKV_INVALID_ARGUMENT, "no prepared step");

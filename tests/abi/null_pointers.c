@@ -45,6 +45,8 @@ static void test_pool(void) {
   CHECK_INVALID(pkv_pool_copy_blocks(NULL, &block, &block, 1, NULL), "pool is NULL");
   CHECK_INVALID(pkv_pool_zero_blocks(NULL, &block, 1, NULL), "pool is NULL");
   CHECK_INVALID(pkv_pool_get_stats(NULL, &stats), "pool is NULL");
+  CHECK_EQUAL(pkv_pool_num_blocks(NULL), 0);
+  CHECK_EQUAL(pkv_pool_num_free(NULL), 0);
   CHECK_OK(pkv_pool_allocate(pool, 1, &block));
   CHECK_POOL_REFUSED(pool, pkv_pool_allocate(pool, 1, NULL), PKV_INVALID_ARGUMENT, "out_blocks is NULL");
   CHECK_POOL_REFUSED(pool, pkv_pool_retain(pool, NULL, 1), PKV_INVALID_ARGUMENT, "blocks is NULL");
@@ -190,6 +192,8 @@ static void test_batch(void) {
   info.struct_size = sizeof info;
   CHECK_INVALID(pkv_batch_get_table(NULL, PKV_SEQ_LENS, &array), "batch is NULL");
   CHECK_INVALID(pkv_batch_get_table(batch, PKV_SEQ_LENS, NULL), "out is NULL");
+  CHECK_INVALID(pkv_batch_get_device_table(NULL, PKV_SEQ_LENS, &array), "batch is NULL");
+  CHECK_INVALID(pkv_batch_get_device_table(batch, PKV_SEQ_LENS, NULL), "out is NULL");
   CHECK_INVALID(pkv_batch_get_info(NULL, &info), "batch is NULL");
   CHECK_INVALID(pkv_batch_get_info(batch, NULL), "out is NULL");
   CHECK_OK(pkv_cache_check(cache));

@@ -91,6 +91,8 @@ static void test_counts_owners(void) {
   CHECK_OK(pkv_pool_retain(pool, again, 3));  /* owners: 3, 2 */
   CHECK_OK(pkv_pool_free(pool, blocks, 2));
   CHECK_EQUAL(get_pool_stats(pool).num_free, 1);
+  CHECK_EQUAL(pkv_pool_num_free(pool), 1);
+  CHECK_EQUAL(pkv_pool_num_blocks(pool), 3);
   CHECK_EQUAL(get_pool_stats(pool).frees, 0);
   CHECK_OK(pkv_pool_free(pool, blocks, 2));
   CHECK_EQUAL(get_pool_stats(pool).num_free, 2);

@@ -34,6 +34,7 @@ class Trial:
                                    device=device, prefix_caching=prefix_caching)
         self.tracked = []
         self._make_rows(static_scales)
+        self.arrays.fill_blocks(self.cache, dtypes.POISON[self.dtype])  # new memory has no contents yet
         self.poison()
 
     def _make_rows(self, static_scales):

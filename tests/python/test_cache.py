@@ -210,6 +210,11 @@ def test_buffer(layout, refuses):
     with refuses(cache, pagedkv.BusyError, "view"):
         cache.close()
     del memory
+    memory = np.from_dlpack(cache)
+    assert memory.ctypes.data == cache.base_ptr
+    with refuses(cache, pagedkv.BusyError, "view"):
+        cache.close()
+    del memory
     cache.close()
     with pytest.raises(BufferError):
         memoryview(cache)

@@ -226,6 +226,47 @@ def test_buffer(pool, refuses):
     assert not hasattr(pagedkv.Pool(256, 1, device="host"), "__cuda_array_interface__")
 
 
+class OnlyVersion0:
+    """A consumer from before DLPack 1.0 calls without max_version."""
+
+    def __init__(self, pool):
+        self.pool = pool
+
+    def __dlpack__(self, **options):
+        return self.pool.__dlpack__()
+
+    def __dlpack_device__(self):
+        return self.pool.__dlpack_device__()
+
+
+@pytest.mark.parametrize("wrap", [lambda pool: pool, OnlyVersion0])
+def test_dlpack(pool, refuses, wrap):
+    assert pool.__dlpack_device__() == (1, 0)
+    memory = np.from_dlpack(wrap(pool))
+    assert (memory.dtype, memory.shape) == (np.uint8, (8, 512))
+    assert memory.ctypes.data == pool.base_ptr
+    with refuses(pool, pagedkv.BusyError, "view"):
+        pool.close()
+    capsule = wrap(pool).__dlpack__()  # never taken
+    del memory
+    with refuses(pool, pagedkv.BusyError, "view"):
+        pool.resize(9)
+    del capsule
+    pool.resize(9)
+    memory = np.from_dlpack(wrap(pool))
+    reference = weakref.ref(pool)
+    for options in (dict(copy=True), dict(dl_device=(2, 0))):
+        with pytest.raises(BufferError):
+            pool.__dlpack__(**options)
+    pool.__dlpack__(dl_device=(1, 0), copy=False, stream=None, max_version=(1, 0))
+    assert memory.sum() >= 0
+    assert reference() is pool
+    del memory
+    pool.close()
+    with pytest.raises(pagedkv.InvalidArgumentError, match="pool is closed"):
+        pool.__dlpack__()
+
+
 def test_view_outlives_the_name(pool):
     memory = np.asarray(pool)
     del pool

@@ -158,7 +158,7 @@ Status CudaBackend::check_not_capturing(pkv_stream stream) {
 }
 
 uint64_t CudaBackend::attend_workspace_bytes(int32_t head_dim) {
-  return pkv::attend_workspace_bytes(head_dim, attend_device_);
+  return pkv::attend_workspace_bytes(head_dim);
 }
 
 Status CudaBackend::zero_blocks(const ZeroBlocksParams &params, pkv_stream stream) {

@@ -32,8 +32,8 @@ __device__ inline WriteRow<Source, Stored> find_row(const WriteKvParams &p, int6
                                                     bool is_value) {
   const int64_t block = slot / p.kv.block_size;
   const int32_t offset = static_cast<int32_t>(slot % p.kv.block_size);
-  const int64_t byte = is_value ? v_row_offset(p.kv, offset, head, sizeof(Stored))
-                                : k_row_offset(p.kv, offset, head, sizeof(Stored));
+  const int64_t byte =
+      is_value ? v_row_offset(p.kv, offset, head, sizeof(Stored)) : k_row_offset(p.kv, offset, head, sizeof(Stored));
   WriteRow<Source, Stored> row;
   row.source = is_value ? static_cast<const Source *>(p.v) + token * p.v_token_stride + head * p.v_head_stride
                         : static_cast<const Source *>(p.k) + token * p.k_token_stride + head * p.k_head_stride;

@@ -21,7 +21,8 @@ struct RowTable {
 // Where the rows of one tile of keys stand.
 struct KeyTable {
   int64_t first;  // absolute position of key 0
-  int begin, end; // keys that some query row sees
+  int first_row, end_row;  // query rows that see any of the keys; none: there is no such tile
+  int begin, end;          // keys that some query row sees
   uint64_t holes; // bit t: the block of key t was given back
   const char *k[kTileKeys], *v[kTileKeys];
   float k_scale[kTileKeys], v_scale[kTileKeys];  // per-token scales only
@@ -58,10 +59,14 @@ inline void load_queries(const AttendParams &params, const QueryTile &tile, floa
 inline void find_keys(const PagedKv &kv, const QueryTile &tile, int element_bytes, KeyTable *keys) {
   const int rounded_end = (keys->end + 7) & ~7;
   keys->holes = 0;
-  for (int t = 0; t < rounded_end; ++t) {
-    keys->k[t] = keys->v[t] = kZeroRow;
-    keys->k_scale[t] = keys->v_scale[t] = 0.0f;
-  }
+  const auto skip = [&](int begin, int end) {
+    for (int t = begin; t < end; ++t) {
+      keys->k[t] = keys->v[t] = kZeroRow;
+      keys->k_scale[t] = keys->v_scale[t] = 0.0f;
+    }
+  };
+  skip(0, keys->begin);
+  skip(keys->end, rounded_end);
   const bool is_scaled = kv.kv_scales == PKV_SCALES_PER_TOKEN_HEAD;
   int64_t index = (keys->first + keys->begin) / kv.block_size;
   int64_t offset = (keys->first + keys->begin) % kv.block_size;
@@ -69,6 +74,7 @@ inline void find_keys(const PagedKv &kv, const QueryTile &tile, int element_byte
     const int64_t left = keys->end - t, in_block = kv.block_size - offset;
     const int stop = t + static_cast<int>(left < in_block ? left : in_block);
     if (tile.blocks[index] < 0) {
+      skip(t, stop);
       for (; t < stop; ++t) keys->holes |= uint64_t{1} << t;
       continue;
     }
@@ -166,7 +172,7 @@ inline void decode_tile(const char **rows, int num_rows, int64_t dim, float *buf
 // Whether T is worth decoding first for so many query rows.
 template <class T>
 inline bool is_decoded_first(int num_rows) {
-  return !__is_same(T, Float32) && num_rows > kRowBlock;
+  return !__is_same(T, Float32) && num_rows > 2 * kRowBlock;
 }
 
 // Adds the values of a row's keys in [begin, end) run by run between the hidden ones, which may hold anything.
@@ -196,19 +202,23 @@ inline void add_values(const KeyTable &keys, const int *begins, const int *ends,
   }
 }
 
-// One tile of keys for query rows [first, end), those that see any of them.
+// One tile of keys for query rows [keys->first_row, keys->end_row), those that see any of them.
 template <class T>
-inline void attend_tile(const AttendParams &params, const QueryTile &tile, const RowTable &rows, int first, int end,
-                        KeyTable *keys, TileScratch *scratch, const TileState &state) {
+inline void attend_tile(const AttendParams &params, const QueryTile &tile, const RowTable &rows, KeyTable *keys,
+                        const KeyTable &next, TileScratch *scratch, const TileState &state) {
   const PagedKv &kv = params.kv;
   const int64_t query_stride = round_up_16(kv.head_dim);
-  find_keys(kv, tile, T::kBytes, keys);
+  const int first = keys->first_row, end = keys->end_row;
+  const RowsAhead values = {keys->v, keys->end, kv.v_head_dim * T::kBytes};
+  const RowsAhead next_keys = {next.k, next.end, kv.head_dim * T::kBytes};
   const int num_keys = (keys->end + 7) & ~7, num_scores = (keys->end + 15) & ~15;
   if (is_decoded_first<T>(end - first)) {
     decode_tile<T>(keys->k, num_keys, kv.head_dim, scratch->keys);
-    score_tile<Float32>(keys->k, num_keys, scratch->queries, query_stride, kv.head_dim, first, end, scratch->scores);
+    score_tile<Float32>(keys->k, num_keys, scratch->queries, query_stride, kv.head_dim, first, end, values, next_keys,
+                        scratch->scores);
   } else {
-    score_tile<T>(keys->k, num_keys, scratch->queries, query_stride, kv.head_dim, first, end, scratch->scores);
+    score_tile<T>(keys->k, num_keys, scratch->queries, query_stride, kv.head_dim, first, end, values, next_keys,
+               scratch->scores);
   }
   if (num_scores > num_keys) {
     for (int r = first; r < end; ++r) {
@@ -248,26 +258,49 @@ inline void attend_tile(const AttendParams &params, const QueryTile &tile, const
   }
 }
 
+// Finds the first tile of keys at or behind `keys->first` that some query row sees, up to key `end`. Rows are only ever
+// passed forward: both bounds of what they see grow with the row.
+inline void find_tile(const PagedKv &kv, const QueryTile &tile, const RowTable &rows, int element_bytes, int64_t end,
+                      KeyTable *keys) {
+  for (; keys->first < end; keys->first += kTileKeys) {
+    const int64_t next = keys->first + kTileKeys < end ? keys->first + kTileKeys : end;
+    int first_row = keys->first_row, end_row = keys->end_row;
+    while (first_row < tile.num_rows && rows.end[first_row] <= keys->first) ++first_row;
+    while (end_row < tile.num_rows && rows.begin[end_row] < next) ++end_row;
+    keys->first_row = first_row;
+    keys->end_row = end_row;
+    if (first_row >= end_row) continue;
+    const int64_t last_end = rows.end[end_row - 1] < next ? rows.end[end_row - 1] : next;
+    keys->begin = rows.begin[first_row] > keys->first ? static_cast<int>(rows.begin[first_row] - keys->first) : 0;
+    keys->end = static_cast<int>(last_end - keys->first);
+    find_keys(kv, tile, element_bytes, keys);
+    return;
+  }
+  keys->first_row = keys->end_row = keys->end = 0;
+}
+
 template <class T>
 inline void attend_keys(const AttendParams &params, const QueryTile &tile, int64_t split, TileScratch *scratch,
                         const TileState &state) {
   RowTable rows;
-  KeyTable keys;
   fill_rows(params, tile, &rows);
-  const int num_rows = tile.num_rows;
   const int64_t split_begin = split * kSplitKeys, split_end = split_begin + kSplitKeys;
-  // Both bounds of the visible keys grow with the row.
   const int64_t begin = rows.begin[0] > split_begin ? rows.begin[0] : split_begin;
-  const int64_t end = rows.end[num_rows - 1] < split_end ? rows.end[num_rows - 1] : split_end;
-  int first_row = 0, end_row = 0;  // rows that see keys of the tile
-  for (keys.first = begin / kTileKeys * kTileKeys; keys.first < end; keys.first += kTileKeys) {
-    const int64_t next = keys.first + kTileKeys < end ? keys.first + kTileKeys : end;
-    while (first_row < num_rows && rows.end[first_row] <= keys.first) ++first_row;
-    while (end_row < num_rows && rows.begin[end_row] < next) ++end_row;
-    if (first_row >= end_row) continue;
-    keys.begin = rows.begin[first_row] > keys.first ? static_cast<int>(rows.begin[first_row] - keys.first) : 0;
-    keys.end = static_cast<int>((rows.end[end_row - 1] < next ? rows.end[end_row - 1] : next) - keys.first);
-    attend_tile<T>(params, tile, rows, first_row, end_row, &keys, scratch, state);
+  const int64_t last_end = rows.end[tile.num_rows - 1], end = last_end < split_end ? last_end : split_end;
+  KeyTable tables[2];
+  KeyTable *keys = &tables[0], *next = &tables[1];
+  keys->first = begin / kTileKeys * kTileKeys;
+  keys->first_row = keys->end_row = 0;
+  find_tile(params.kv, tile, rows, T::kBytes, end, keys);
+  while (keys->first_row < keys->end_row) {
+    next->first = keys->first + kTileKeys;
+    next->first_row = keys->first_row;
+    next->end_row = keys->end_row;
+    find_tile(params.kv, tile, rows, T::kBytes, end, next);
+    attend_tile<T>(params, tile, rows, keys, *next, scratch, state);
+    KeyTable *const done = keys;
+    keys = next;
+    next = done;
   }
 }
 
