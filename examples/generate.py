@@ -230,7 +230,11 @@ def main(arguments=None):
     except (OSError, ValueError, ImportError, pagedkv.PagedKVError) as error:
         parser.error(str(error))
     screen = Screen(stories, sys.stdout)
-    times = generate(engine, tokenizer, make_chooser(options.temperature, options.seed), screen.update)
+    try:
+        times = generate(engine, tokenizer, make_chooser(options.temperature, options.seed), screen.update)
+    except KeyboardInterrupt:
+        screen.finish()
+        sys.exit(130)
     screen.finish()
     print(describe(engine, times))
 

@@ -209,9 +209,9 @@ class Model:
 
 def multiply(matrix, x):
     """x @ matrix.T, in the order that is faster for few rows and a large row-major matrix."""
-    return (matrix @ x.T).T
+    return np.ascontiguousarray((matrix @ x.T).T)
 
 
 def rotate(x, turn):
     """Rotary position embedding: neighbouring elements are the two parts of a complex number."""
-    return (np.ascontiguousarray(x).view(np.complex64) * turn).view(np.float32)
+    return (np.ascontiguousarray(x).view(np.complex64) * turn).view(np.float32)  # a slice of rows is made whole first
