@@ -1,7 +1,7 @@
 # The parts of .ci/run, one function each. $root: the repository; $work: a folder for this run; what a part's test
 # runner says last goes to $work/NAME.result, of the main suite to the last of them in the order of names.
 
-# The same objects are built several times over, in different folders.
+# The same objects are built several times over, in different folders; the build uses ccache by itself.
 export CCACHE_DIR=${CCACHE_DIR:-$work/ccache} CCACHE_BASEDIR=/ CCACHE_NOHASHDIR=1
 export CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}
 
@@ -30,13 +30,6 @@ part_setup() {
   python3 --version
 }
 
-# The launcher is set by hand where it is there: without it the build is the same, only slower.
-use_ccache() {
-  if command -v ccache >/dev/null; then
-    export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_CUDA_COMPILER_LAUNCHER=ccache
-  fi
-}
-
 # A copy of what is or would be committed, with the test data beside it, and nothing that was built.
 copy_sources() {
   mkdir -p "$1/pagedkv"
@@ -56,31 +49,30 @@ build_and_test() {
   { basename "$folder"; grep -E 'tests passed|tests failed' "$folder.out"; } | paste -s -d ' ' >"$folder.result"
 }
 
+# With assertions, and optimised as far as traces stay readable.
+debug=(-DCMAKE_BUILD_TYPE=Debug -DCMAKE_C_FLAGS_DEBUG="-g -O1" -DCMAKE_CXX_FLAGS_DEBUG="-g -O1")
+
 part_cpp_tests() {
-  use_ccache
-  ASAN_OPTIONS=detect_stack_use_after_return=1 UBSAN_OPTIONS=print_stacktrace=1 \
-    build_and_test "$work/asan_ubsan" . -DPAGEDKV_CUDA=OFF -DCMAKE_BUILD_TYPE=Debug -DPAGEDKV_SANITIZE=address,undefined
+  UBSAN_OPTIONS=print_stacktrace=1 \
+    build_and_test "$work/asan_ubsan" . -DPAGEDKV_CUDA=OFF -DPAGEDKV_SANITIZE=address,undefined "${debug[@]}"
 }
 
 part_thread_tests() {
-  use_ccache
   # With much address randomisation the sanitizer of older compilers does not start.
   local run_prefix=""
   if setarch -R true 2>/dev/null; then run_prefix="setarch -R"; fi
-  build_and_test "$work/tsan" 'pool|thread|log|status' -DPAGEDKV_CUDA=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo \
-    -DPAGEDKV_SANITIZE=thread
+  build_and_test "$work/tsan" 'pool|thread|status' -DPAGEDKV_CUDA=OFF -DPAGEDKV_SANITIZE=thread "${debug[@]}"
 }
 
-# All CUDA sources for one architecture, with the machine's nvcc, or else the one from PyPI.
+# All CUDA sources for the few architectures of a build without a GPU, with the machine's nvcc or else PyPI's.
 part_cuda() {
-  use_ccache
   local python=()
   if ! command -v nvcc >/dev/null && [ ! -x /usr/local/cuda/bin/nvcc ] && [ -z "${CUDACXX:-}${CUDA_HOME:-}" ]; then
     python3 -m venv "$work/nvcc"
     "$work/nvcc/bin/pip" install -q 'cuda-toolkit[nvcc,cudart,cccl]==13.0.*'
     python=(-DPython_EXECUTABLE="$work/nvcc/bin/python")
   fi
-  build_and_test "$work/cuda" . -DPAGEDKV_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=80-real "${python[@]}"
+  build_and_test "$work/cuda" . -DPAGEDKV_CUDA=ON "${python[@]}"
 }
 
 # The commands of the README's first code block, as they stand there: the second one passes the tests, the first one
@@ -98,9 +90,8 @@ part_readme() {
 
 # Installs and wheels.
 part_builds() {
-  use_ccache
   python3 -m venv "$work/pytest"
   "$work/pytest/bin/pip" install -q pytest
-  "$work/pytest/bin/python" -m pytest -m build tests/build --durations=5 | tee "$work/builds.out"
+  "$work/pytest/bin/python" -m pytest -m build --confcutdir=tests/build tests/build --durations=5 | tee "$work/builds.out"
   tail -n 1 "$work/builds.out" >"$work/builds.result"
 }

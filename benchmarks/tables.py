@@ -45,6 +45,8 @@ def make_tables():
         "replay-prefix": make_prefix(replay),
         "replay-conditions": make_conditions(replay),
         "host-kernels": make_host_kernels(load_newest("host-kernels")),
+        "cuda-support": make_cuda_support(),
+        "cuda-kernels": make_cuda_kernels(load_newest("cuda-kernels")),
     }
 
 
@@ -116,6 +118,34 @@ def make_host_kernels(report):
     return (f"{format_table(header, rows)}\nOn {report['date']}, commit {report['commit']}, {threads}, on a machine of "
             f"{machine['processors']} processors ({machine['processor']}) of which one copies "
             f"{report['copy_gb_per_s']['fastest']:.1f} GB/s, read and written.\n")
+
+
+def make_cuda_support():
+    """From the table that the dispatch is made from."""
+    source = (ROOT / "libpagedkv" / "backend" / "cuda" / "support_table.h").read_text(encoding="utf-8")
+    values = dict(re.findall(r"constexpr \w+ (k\w+)\[\] = \{(.*?)\};", source))
+    names = {name: ", ".join(value.strip().replace("PKV_", "").lower() for value in text.split(","))
+             for name, text in values.items()}
+    return format_table(["q, out", "K and V", "head_dim = v_head_dim", "products"], [
+        [names["kQueryDtypes"], f"the same, {names['kWidenedDtypes']}", names["kHeadDims"], "tensor cores"],
+        ["all others of the host's", "all of the host's", "each multiple of 8 up to 256", "CUDA cores"]])
+
+
+def make_cuda_kernels(report):
+    peer = report["peer"] or "no peer"
+    header = ["case", "heads", "K and V", "pagedkv", "of the ceiling", peer, "time, pagedkv / peer"]
+    rows = []
+    for kind in ("decode", "prefill", "write_kv"):
+        for row in report[kind]:
+            own, other = row["pagedkv"], row.get("peer")
+            speed = (f"{100 * own['share_of_read_ceiling']:.0f} %" if "share_of_read_ceiling" in own
+                     else f"{own['tflop_per_s']:.0f} TFLOP/s" if "tflop_per_s" in own
+                     else f"{own['gb_per_s']:.0f} GB/s")
+            rows.append([f"{kind} {row['shape']}", row["heads"], row["dtype"], f"{own['us']:.1f} us", speed,
+                         f"{other['us']:.1f} us" if other else "-",
+                         f"{own['us'] / other['us']:.2f}" if other else "-"])
+    return (f"{format_table(header, rows)}\nOn {report['date']}, commit {report['commit']}, {report['device']}, read ceiling "
+            f"{report['read_gb_per_s']:.0f} GB/s: `{report['file']}`.\n")
 
 
 def select(replay, mode):

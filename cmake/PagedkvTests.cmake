@@ -3,6 +3,11 @@
 #   unit.NAME for each tests/unit/NAME.cc, linked to the objects, so that they reach what is not exported;
 #     cuda*.cc with CUDA only
 set(strict_options -Wall -Wextra -pedantic -Werror)
+# clang puts the sanitizers for C++ into programs of C++ alone, and the library needs them.
+set(sanitized_c "")
+if(PAGEDKV_SANITIZE AND CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+  set(sanitized_c LINKER_LANGUAGE CXX)
+endif()
 
 file(GLOB abi_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/abi/*.c"
      "${PROJECT_SOURCE_DIR}/tests/abi/*.cc")
@@ -11,7 +16,7 @@ foreach(source IN LISTS abi_sources)
   add_executable(abi_${name} "${source}")
   target_compile_options(abi_${name} PRIVATE ${strict_options})
   target_link_libraries(abi_${name} PRIVATE pagedkv Threads::Threads m)
-  set_target_properties(abi_${name} PROPERTIES C_EXTENSIONS OFF)
+  set_target_properties(abi_${name} PROPERTIES C_EXTENSIONS OFF ${sanitized_c})
   add_test(NAME abi.${name} COMMAND abi_${name})
 endforeach()
 
@@ -33,6 +38,21 @@ foreach(source IN LISTS unit_sources)
   endif()
   add_test(NAME unit.${name} COMMAND unit_tests "--source-file=*/${name}.cc")
   set_tests_properties(unit.${name} PROPERTIES FAIL_REGULAR_EXPRESSION "test cases: +0 ")  # a wrong file name
+endforeach()
+
+# example.quickstart_c, example.quickstart_cpp: they end well and print what they should.
+set(example_output_c "request 1: *96 of 100 prompt tokens are cached")
+set(example_output_cpp "101 and 101 tokens in 8 blocks, 1 of them copied")
+foreach(language IN ITEMS c cpp)
+  set(name example_quickstart_${language})
+  add_executable(${name} "${PROJECT_SOURCE_DIR}/examples/quickstart.${language}")
+  target_compile_options(${name} PRIVATE ${strict_options})
+  target_link_libraries(${name} PRIVATE pagedkv m)
+  set_target_properties(${name} PROPERTIES C_EXTENSIONS OFF)
+  set_target_properties(${name} PROPERTIES C_EXTENSIONS OFF ${sanitized_c})
+  add_test(NAME example.quickstart_${language}
+           COMMAND sh -c [=[out=$("$0") && echo "$out" && echo "$out" | grep -q "$1"]=]
+                   $<TARGET_FILE:${name}> "${example_output_${language}}")
 endforeach()
 
 # fuzz.cache: the fuzz target with a main function of its own, on random bytes for some seconds. With clang and

@@ -101,7 +101,8 @@ typedef enum pkv_dtype {
   PKV_FLOAT8_E5M2 = 5, /* OCP E5M2 (largest finite 57344) */
   PKV_INT8 = 6,
   PKV_INT32 = 7, /* tables only */
-  PKV_INT64 = 8  /* tables only */
+  PKV_INT64 = 8, /* tables only */
+  PKV_BOOL = 9   /* masks only: a byte, any non-zero one is true */
 } pkv_dtype;
 
 /* "bfloat16" and so on, NULL for an unknown value; and back. */
@@ -206,6 +207,9 @@ PKV_API pkv_status pkv_pool_resize(pkv_pool *pool, int64_t num_blocks);
  * is written. A destination may appear only once; all blocks must be owned. */
 PKV_API pkv_status pkv_pool_copy_blocks(pkv_pool *pool, const int32_t *sources, const int32_t *destinations,
                                         int64_t count, pkv_stream stream);
+
+/* Fills blocks with zeros. All must be owned; one may appear more than once. */
+PKV_API pkv_status pkv_pool_zero_blocks(pkv_pool *pool, const int32_t *blocks, int64_t count, pkv_stream stream);
 
 /* Blocks in all, and free ones; 0 for NULL. */
 PKV_API int64_t pkv_pool_num_blocks(const pkv_pool *pool);
@@ -318,6 +322,11 @@ PKV_API pkv_status pkv_cache_set_kv_scales(pkv_cache *cache, int32_t layer, cons
 /* Makes n uncached blocks ready ahead of need, by evicting where there are fewer. OUT_OF_BLOCKS when fewer than n
  * blocks are free of sequences. out_evicted may be NULL. */
 PKV_API pkv_status pkv_cache_evict(pkv_cache *cache, int64_t n, int64_t *out_evicted);
+
+/* Fills every uncached block with zeros, in idle time: what one tenant left behind no other one finds. Cached blocks are
+ * not touched; pkv_cache_evict makes them uncached. stream: that of the steps, or one behind them. out_count: how many
+ * blocks; may be NULL. */
+PKV_API pkv_status pkv_cache_zero_uncached(pkv_cache *cache, pkv_stream stream, int64_t *out_count);
 
 /* Forgets every cached block. BUSY while sequences are open. */
 PKV_API pkv_status pkv_cache_reset(pkv_cache *cache);
@@ -507,11 +516,42 @@ PKV_API pkv_status pkv_batch_get_info(const pkv_batch *batch, pkv_batch_info *ou
 
 /* ---- 6. Kernels ---------------------------------------------------------------------------------------------- */
 
+/* Rotary position embedding of K rows. Pair i of rotary_dim / 2 turns by its angle at the token's position: a' = a cos -
+ * b sin, b' = b cos + a sin. Dims from rotary_dim on stay as they are. */
+typedef struct pkv_rope {
+  size_t struct_size;
+  const pkv_tensor *cos_sin; /* float32 [max_positions, rotary_dim] on the cache's device: of each position the cosines,
+                                then the sines, of its rotary_dim / 2 angles; or NULL: angles by base */
+  float base;                /* angle i of position p is p * base^(-2i / rotary_dim); 0: 10000. Unused with cos_sin */
+  int32_t rotary_dim;        /* even, up to head_dim; 0: head_dim */
+  pkv_toggle interleaved;    /* default off: dim i pairs with i + rotary_dim / 2 (NeoX). On: 2i with 2i + 1 (GPT-J) */
+} pkv_rope;
+
+typedef struct pkv_write_options {
+  size_t struct_size;
+  pkv_stream stream;
+  const pkv_rope *rope; /* NULL: K is stored as given */
+} pkv_write_options;
+
 /* Stores the rows of a step's new tokens at its slots. k: [num_tokens, num_kv_heads, head_dim], v: [num_tokens,
  * num_kv_heads, v_head_dim], both of one dtype: float32, float16 or bfloat16 (converted, or quantised by the scales),
- * or the cache's own dtype (stored as it is; scale 1 where scales are per token and head). Padding is skipped. */
+ * or the cache's own dtype (stored as it is; scale 1 where scales are per token and head). Padding is skipped. With rope
+ * K is rotated first, as float32; a quantised dtype is then refused, and so is a cos_sin that does not reach to the
+ * step's largest position. (A captured graph is replayed without this check.) options may be NULL. */
 PKV_API pkv_status pkv_write_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch, const pkv_tensor *k,
-                                const pkv_tensor *v, pkv_stream stream);
+                                const pkv_tensor *v, const pkv_write_options *options);
+
+/* Rows [start, start + count) of one sequence of the batch's step, out of the cache and back into it: sequence_index is
+ * its place in the prepare, and its length there bounds the range. k: [count, num_kv_heads, head_dim], v: [count,
+ * num_kv_heads, v_head_dim], of one dtype: a float dtype (gathered: value = stored * scale, rounded; scattered: as in
+ * write_kv), or the cache's own (bits as they are, without the scales of a block; scattered with scale 1 there). scatter
+ * writes into the blocks of the sequence whoever else holds them; it takes no copy. */
+PKV_API pkv_status pkv_gather_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch, int64_t sequence_index,
+                                 int64_t start, int64_t count, const pkv_tensor *k, const pkv_tensor *v,
+                                 pkv_stream stream);
+PKV_API pkv_status pkv_scatter_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch, int64_t sequence_index,
+                                  int64_t start, int64_t count, const pkv_tensor *k, const pkv_tensor *v,
+                                  pkv_stream stream);
 
 typedef struct pkv_attend_options {
   size_t struct_size;
@@ -524,6 +564,11 @@ typedef struct pkv_attend_options {
   const pkv_tensor *alibi_slopes; /* float32 [num_heads]: adds slope * (key position - query position) */
   const pkv_tensor *lse;          /* float32 [num_tokens, num_heads], written: natural log-sum-exp of the scores,
                                      sinks included; -inf where nothing is attended */
+  const pkv_tensor *tree_mask;    /* bool [num_tokens, W], W at least the largest count of the step: whether a token
+                                     attends the j-th new token of its own sequence. In place of causal among the new
+                                     tokens; all earlier tokens are seen, window still applies */
+  pkv_toggle invariant;           /* default off. On: a sequence's result does not depend, by a bit, on the step's other
+                                     sequences (on the host it never does) */
 } pkv_attend_options;
 
 /*

@@ -21,12 +21,41 @@ Status check_step(const pkv_cache *cache, int32_t layer, const pkv_batch *batch)
 }  // namespace
 
 pkv_status pkv_write_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch, const pkv_tensor *k,
-                        const pkv_tensor *v, pkv_stream stream) {
+                        const pkv_tensor *v, const pkv_write_options *options) {
   return guarded([&]() -> Status {
     PKV_TRY(check_step(cache, layer, batch));
     PKV_TRY(check_pointer("k", k));
     PKV_TRY(check_pointer("v", v));
-    return write_kv(cache->cache->backend(), cache->cache->describe_kv(layer), batch->batch->tables(), *k, *v, stream);
+    pkv_write_options given = {};
+    if (options != nullptr) PKV_TRY(read_struct("options", options, &given));
+    pkv_rope rope = {};
+    if (given.rope != nullptr) PKV_TRY(read_struct("rope", given.rope, &rope));
+    return write_kv(cache->cache->backend(), cache->cache->describe_kv(layer), batch->batch->tables(), *k, *v,
+                    given.rope == nullptr ? nullptr : &rope, given.stream);
+  });
+}
+
+pkv_status pkv_gather_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch, int64_t sequence_index, int64_t start,
+                         int64_t count, const pkv_tensor *k, const pkv_tensor *v, pkv_stream stream) {
+  return guarded([&]() -> Status {
+    PKV_TRY(check_step(cache, layer, batch));
+    PKV_TRY(check_pointer("k", k));
+    PKV_TRY(check_pointer("v", v));
+    SequenceRows rows = {};
+    PKV_TRY(batch->batch->find_rows(sequence_index, start, count, &rows));
+    return gather_kv(cache->cache->backend(), cache->cache->describe_kv(layer), rows, count, *k, *v, stream);
+  });
+}
+
+pkv_status pkv_scatter_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch, int64_t sequence_index, int64_t start,
+                          int64_t count, const pkv_tensor *k, const pkv_tensor *v, pkv_stream stream) {
+  return guarded([&]() -> Status {
+    PKV_TRY(check_step(cache, layer, batch));
+    PKV_TRY(check_pointer("k", k));
+    PKV_TRY(check_pointer("v", v));
+    SequenceRows rows = {};
+    PKV_TRY(batch->batch->find_rows(sequence_index, start, count, &rows));
+    return scatter_kv(cache->cache->backend(), cache->cache->describe_kv(layer), rows, count, *k, *v, stream);
   });
 }
 

@@ -154,6 +154,16 @@ pkv_status pkv_cache_evict(pkv_cache *cache, int64_t n, int64_t *out_evicted) {
   });
 }
 
+pkv_status pkv_cache_zero_uncached(pkv_cache *cache, pkv_stream stream, int64_t *out_count) {
+  return guarded([&]() -> Status {
+    PKV_TRY(check_cache(cache));
+    int64_t count = 0;
+    PKV_TRY(cache->cache->zero_uncached(stream, &count));
+    if (out_count != nullptr) *out_count = count;
+    return PKV_OK;
+  });
+}
+
 pkv_status pkv_cache_reset(pkv_cache *cache) {
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));

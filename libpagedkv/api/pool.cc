@@ -76,6 +76,14 @@ pkv_status pkv_pool_copy_blocks(pkv_pool *pool, const int32_t *sources, const in
   });
 }
 
+pkv_status pkv_pool_zero_blocks(pkv_pool *pool, const int32_t *blocks, int64_t count, pkv_stream stream) {
+  return guarded([&]() -> Status {
+    PKV_TRY(check_pool(pool));
+    PKV_TRY(check_array("blocks", blocks, count));
+    return pool->pool->zero_blocks(blocks, count, stream);
+  });
+}
+
 int64_t pkv_pool_num_blocks(const pkv_pool *pool) { return pool == nullptr ? 0 : pool->pool->num_blocks(); }
 
 int64_t pkv_pool_num_free(const pkv_pool *pool) { return pool == nullptr ? 0 : pool->pool->num_free(); }

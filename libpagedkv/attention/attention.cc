@@ -112,28 +112,115 @@ Status check_per_head(const char *name, const pkv_tensor *tensor, int64_t num_he
   return PKV_OK;
 }
 
+// tree_mask: a row for each token of the step, wide enough for every sequence's new tokens.
+Status check_tree_mask(const pkv_tensor &mask, const StepTables &tables, AttendParams *params) {
+  Rows rows;
+  PKV_TRY(check_tensor("tree_mask", mask, {tables.num_tokens, -1}, &rows));
+  if (mask.dtype != PKV_BOOL) {
+    return fail(PKV_INVALID_ARGUMENT, "tree_mask has dtype %s, not bool", name_or_unknown(mask.dtype));
+  }
+  if (mask.shape[1] < tables.max_count) {
+    return fail(PKV_INVALID_ARGUMENT, "tree_mask has shape[1] = %" PRId64 ", but a sequence has %" PRId64 " new tokens",
+                mask.shape[1], tables.max_count);
+  }
+  params->tree_mask = static_cast<const uint8_t *>(rows.data);
+  params->tree_mask_stride = rows.strides[0];
+  return PKV_OK;
+}
+
 Status check_toggle(const char *name, pkv_toggle toggle) {
   if (toggle == PKV_DEFAULT || toggle == PKV_ON || toggle == PKV_OFF) return PKV_OK;
   return fail(PKV_INVALID_ARGUMENT, "%s is %d, unknown", name, static_cast<int>(toggle));
 }
 
-}  // namespace
-
-Status write_kv(Backend *backend, const PagedKv &kv, const StepTables &tables, const pkv_tensor &k,
-                const pkv_tensor &v, pkv_stream stream) {
-  Rows k_rows, v_rows;
-  PKV_TRY(check_tensor("k", k, {tables.num_tokens, kv.num_kv_heads, kv.head_dim}, &k_rows));
-  PKV_TRY(check_tensor("v", v, {tables.num_tokens, kv.num_kv_heads, kv.v_head_dim}, &v_rows));
+Status check_row_dtypes(const pkv_tensor &k, const pkv_tensor &v, const PagedKv &kv) {
   if (!is_float_dtype(k.dtype) && k.dtype != kv.dtype) {
     return fail(PKV_INVALID_ARGUMENT, "k has dtype %s, neither float32, float16, bfloat16 nor the cache's %s",
                 name_or_unknown(k.dtype), name_or_unknown(kv.dtype));
   }
-  PKV_TRY(check_same_dtype("v", v.dtype, "k", k.dtype));
-  if (tables.num_tokens == 0) return PKV_OK;
+  return check_same_dtype("v", v.dtype, "k", k.dtype);
+}
+
+// Rows to be written: all of the parameters but where they go.
+Status read_rows(const pkv_tensor &k, const pkv_tensor &v, const PagedKv &kv, int64_t count, WriteKvParams *out) {
+  Rows k_rows, v_rows;
+  PKV_TRY(check_tensor("k", k, {count, kv.num_kv_heads, kv.head_dim}, &k_rows));
+  PKV_TRY(check_tensor("v", v, {count, kv.num_kv_heads, kv.v_head_dim}, &v_rows));
+  PKV_TRY(check_row_dtypes(k, v, kv));
+  out->kv = kv;
+  out->num_tokens = count;
+  out->k = k_rows.data;
+  out->v = v_rows.data;
+  out->dtype = k.dtype;
+  out->k_token_stride = k_rows.strides[0];
+  out->k_head_stride = k_rows.strides[1];
+  out->v_token_stride = v_rows.strides[0];
+  out->v_head_stride = v_rows.strides[1];
+  return PKV_OK;
+}
+
+constexpr float kDefaultRopeBase = 10000;
+
+Status read_rope(const pkv_rope &rope, const PagedKv &kv, const StepTables &tables, pkv_dtype dtype, RopeParams *out) {
+  const int32_t rotary_dim = rope.rotary_dim == 0 ? kv.head_dim : rope.rotary_dim;
+  if (rotary_dim < 0 || rotary_dim > kv.head_dim || rotary_dim % 2 != 0) {
+    return fail(PKV_INVALID_ARGUMENT, "rotary_dim is %d, not even and up to head_dim, %d", rope.rotary_dim, kv.head_dim);
+  }
+  PKV_TRY(check_toggle("interleaved", rope.interleaved));
+  if (!std::isfinite(rope.base) || rope.base < 0) {
+    return fail(PKV_INVALID_ARGUMENT, "base is %g, not finite and positive", static_cast<double>(rope.base));
+  }
+  if (!is_float_dtype(dtype)) {
+    return fail(PKV_INVALID_ARGUMENT, "k has dtype %s, which rope cannot rotate", name_or_unknown(dtype));
+  }
+  out->rotary_dim = rotary_dim;
+  out->is_interleaved = rope.interleaved == PKV_ON;
+  out->base = static_cast<double>(rope.base == 0 ? kDefaultRopeBase : rope.base);
+  if (rope.cos_sin == nullptr) return PKV_OK;
+  Rows rows;
+  PKV_TRY(check_float32("cos_sin", *rope.cos_sin, {-1, rotary_dim}, &rows));
+  if (tables.max_position >= rope.cos_sin->shape[0]) {
+    return fail(PKV_INVALID_ARGUMENT, "cos_sin has %" PRId64 " positions, but the step goes to %" PRId64,
+                rope.cos_sin->shape[0], tables.max_position);
+  }
+  out->cos_sin = static_cast<const float *>(rows.data);
+  out->cos_sin_stride = rows.strides[0];
+  return PKV_OK;
+}
+
+}  // namespace
+
+Status write_kv(Backend *backend, const PagedKv &kv, const StepTables &tables, const pkv_tensor &k,
+                const pkv_tensor &v, const pkv_rope *rope, pkv_stream stream) {
   WriteKvParams params = {};
-  params.kv = kv;
-  params.num_tokens = tables.num_tokens;
+  PKV_TRY(read_rows(k, v, kv, tables.num_tokens, &params));
+  if (rope != nullptr) PKV_TRY(read_rope(*rope, kv, tables, k.dtype, &params.rope));
+  if (tables.num_tokens == 0) return PKV_OK;
   params.slot_mapping = tables.slot_mapping;
+  params.positions = tables.positions;
+  return backend->write_kv(params, stream);
+}
+
+Status scatter_kv(Backend *backend, const PagedKv &kv, const SequenceRows &sequence, int64_t count, const pkv_tensor &k,
+                  const pkv_tensor &v, pkv_stream stream) {
+  WriteKvParams params = {};
+  PKV_TRY(read_rows(k, v, kv, count, &params));
+  if (count == 0) return PKV_OK;
+  params.sequence = sequence;
+  return backend->write_kv(params, stream);
+}
+
+Status gather_kv(Backend *backend, const PagedKv &kv, const SequenceRows &sequence, int64_t count, const pkv_tensor &k,
+                 const pkv_tensor &v, pkv_stream stream) {
+  Rows k_rows, v_rows;
+  PKV_TRY(check_written("k", k, {count, kv.num_kv_heads, kv.head_dim}, &k_rows));
+  PKV_TRY(check_written("v", v, {count, kv.num_kv_heads, kv.v_head_dim}, &v_rows));
+  PKV_TRY(check_row_dtypes(k, v, kv));
+  if (count == 0) return PKV_OK;
+  GatherKvParams params = {};
+  params.kv = kv;
+  params.num_tokens = count;
+  params.sequence = sequence;
   params.k = k_rows.data;
   params.v = v_rows.data;
   params.dtype = k.dtype;
@@ -141,7 +228,7 @@ Status write_kv(Backend *backend, const PagedKv &kv, const StepTables &tables, c
   params.k_head_stride = k_rows.strides[1];
   params.v_token_stride = v_rows.strides[0];
   params.v_head_stride = v_rows.strides[1];
-  return backend->write_kv(params, stream);
+  return backend->gather_kv(params, stream);
 }
 
 Status attend(Backend *backend, const PagedKv &kv, const StepTables &tables, void *workspace, const pkv_tensor &q,
@@ -167,7 +254,9 @@ Status attend(Backend *backend, const PagedKv &kv, const StepTables &tables, voi
     params.lse_token_stride = lse_rows.strides[0];
     params.lse_head_stride = lse_rows.strides[1];
   }
+  if (options.tree_mask != nullptr) PKV_TRY(check_tree_mask(*options.tree_mask, tables, &params));
   PKV_TRY(check_toggle("causal", options.causal));
+  PKV_TRY(check_toggle("invariant", options.invariant));
   if (!std::isfinite(options.scale)) {
     return fail(PKV_INVALID_ARGUMENT, "scale is %g, not finite", static_cast<double>(options.scale));
   }
@@ -188,6 +277,7 @@ Status attend(Backend *backend, const PagedKv &kv, const StepTables &tables, voi
   params.out_head_stride = out_rows.strides[1];
   params.scale = options.scale == 0 ? 1.0f / std::sqrt(static_cast<float>(kv.head_dim)) : options.scale;
   params.is_causal = options.causal != PKV_OFF;
+  params.is_invariant = options.invariant == PKV_ON;
   params.window = options.window;
   params.softcap = options.softcap;
   params.workspace = workspace;

@@ -6,9 +6,15 @@
 
 namespace pkv {
 
-// k, v: one row per token of the step.
+// k, v: one row per token of the step. rope may be null.
 Status write_kv(Backend *backend, const PagedKv &kv, const StepTables &tables, const pkv_tensor &k,
-                const pkv_tensor &v, pkv_stream stream);
+                const pkv_tensor &v, const pkv_rope *rope, pkv_stream stream);
+
+// Rows of one sequence out of the cache and back, as many as k and v have to be: count.
+Status gather_kv(Backend *backend, const PagedKv &kv, const SequenceRows &sequence, int64_t count, const pkv_tensor &k,
+                 const pkv_tensor &v, pkv_stream stream);
+Status scatter_kv(Backend *backend, const PagedKv &kv, const SequenceRows &sequence, int64_t count, const pkv_tensor &k,
+                  const pkv_tensor &v, pkv_stream stream);
 
 // options: as in the ABI; its tensors may be null. workspace: of the batch, Backend::attend_workspace_bytes.
 Status attend(Backend *backend, const PagedKv &kv, const StepTables &tables, void *workspace, const pkv_tensor &q,

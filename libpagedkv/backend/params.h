@@ -39,8 +39,11 @@ struct StepTables {
   const int32_t *cu_seqlens_q; // [num_sequences + 1]
   const int64_t *slot_mapping; // [num_tokens]; negative: skipped
   const int64_t *positions;    // [num_tokens]
-  int64_t max_query_len;
+  int64_t max_query_len;       // may be a bound that the caller promised
   int64_t max_seq_len;
+  int64_t total_seq_len;       // sum of seq_lens
+  int64_t max_count;           // new tokens of one sequence, exactly
+  int64_t max_position;        // of a new token; -1 without any
 };
 
 // One prepared step on its way to the device: the sources lie in pinned memory that the device reads, the destinations
@@ -55,12 +58,41 @@ struct UploadTablesParams {
   int64_t *to_slot_mapping, *to_positions;
 };
 
+// Rotation of K rows before they are stored: pair i by its angle at the row's position.
+struct RopeParams {
+  int32_t rotary_dim;      // even, up to head_dim; 0: no rotation
+  bool is_interleaved;     // pair i: dims 2i and 2i + 1; else i and i + rotary_dim / 2
+  double base;             // angle i of position p: p * base^(-2i / rotary_dim)
+  const float *cos_sin;    // [positions, cos_sin_stride]: rotary_dim / 2 cosines, then sines; null: by base
+  int64_t cos_sin_stride;  // elements
+};
+
+// Rows first_position, first_position + 1, ... of one sequence, by its row of a block table; negative blocks: none.
+struct SequenceRows {
+  const int32_t *blocks;
+  int64_t first_position;
+};
+
 struct WriteKvParams {
   PagedKv kv;
   int64_t num_tokens;
-  const int64_t *slot_mapping;  // [num_tokens]; negative: skipped
+  const int64_t *slot_mapping;  // [num_tokens]; negative: skipped. Null: the tokens are those of `sequence`
+  SequenceRows sequence;
+  const int64_t *positions;     // [num_tokens]; read for rope only
+  RopeParams rope;              // with one, dtype is a float dtype
   const void *k, *v;            // [num_tokens, num_kv_heads, head_dim / v_head_dim]
   pkv_dtype dtype;              // of k and v: a float dtype, or kv.dtype (stored as it is)
+  int64_t k_token_stride, k_head_stride;  // elements
+  int64_t v_token_stride, v_head_stride;
+};
+
+// The rows of one sequence, out of the cache. A row whose block was given back becomes 0.
+struct GatherKvParams {
+  PagedKv kv;
+  int64_t num_tokens;
+  SequenceRows sequence;
+  void *k, *v;                  // [num_tokens, num_kv_heads, head_dim / v_head_dim]
+  pkv_dtype dtype;              // of k and v: a float dtype (times the scales), or kv.dtype (bits as they are)
   int64_t k_token_stride, k_head_stride;  // elements
   int64_t v_token_stride, v_head_stride;
 };
@@ -98,6 +130,14 @@ struct CopyBlocksParams {
   const int32_t *destinations;  // [count], on the host, each at most once
   int64_t count;
   bool is_disjoint;             // no destination is also a source
+};
+
+// Whole blocks become zeros.
+struct ZeroBlocksParams {
+  void *base;
+  uint64_t block_bytes;
+  const int32_t *blocks;  // [count], on the host, each once
+  int64_t count;
 };
 
 // out and lse may alias the inputs of either side.

@@ -14,7 +14,7 @@ struct DtypeRow {
 constexpr DtypeRow kDtypes[] = {
     {PKV_FLOAT32, "float32", 4},         {PKV_FLOAT16, "float16", 2},         {PKV_BFLOAT16, "bfloat16", 2},
     {PKV_FLOAT8_E4M3, "float8_e4m3", 1}, {PKV_FLOAT8_E5M2, "float8_e5m2", 1}, {PKV_INT8, "int8", 1},
-    {PKV_INT32, "int32", 4},             {PKV_INT64, "int64", 8},
+    {PKV_INT32, "int32", 4},             {PKV_INT64, "int64", 8},             {PKV_BOOL, "bool", 1},
 };
 
 const DtypeRow *find_dtype(pkv_dtype dtype) {

@@ -69,8 +69,8 @@ Batch::Batch(std::shared_ptr<Cache> cache, const BatchOptions &options)
 
 Status Batch::create_device_tables() {
   const Layout &layout = cache_->layout();
-  PKV_TRY(DeviceTables::create(cache_->backend(), options_.max_sequences, options_.max_tokens,
-                               block_pointers_.size(), layout.describe_kv(0).head_dim, &device_));
+  PKV_TRY(DeviceTables::create(cache_->backend(), options_.max_sequences, options_.max_tokens, block_pointers_.size(),
+                               layout.describe_kv(0).head_dim, &device_));
   if (block_pointers_.size() > 0) {
     PKV_TRY(device_->upload_block_pointers(block_pointers_.data(), block_pointers_.size()));
   }
@@ -115,8 +115,9 @@ Status Batch::check_bounds(const Step &step, const PrepareOptions &options, int6
     const StepItem &item = step.items[i];
     const int64_t length = item.old_length + item.count;
     if (options_.max_sequence_length > 0 && length > options_.max_sequence_length) {
-      return fail(PKV_INVALID_ARGUMENT, "sequences[%zu] would have %" PRId64 " tokens, but max_sequence_length is %" PRId64,
-                  i, length, options_.max_sequence_length);
+      return fail(PKV_INVALID_ARGUMENT,
+                  "sequences[%zu] would have %" PRId64 " tokens, but max_sequence_length is %" PRId64, i, length,
+                  options_.max_sequence_length);
     }
     if (options.max_query_len > 0 && item.count > options.max_query_len) {
       return fail(PKV_INVALID_ARGUMENT, "counts[%zu] is %" PRId64 ", but max_query_len is %" PRId64, i, item.count,
@@ -138,8 +139,9 @@ Status Batch::prepare(const pkv_sequence *ids, const int64_t *counts, int64_t nu
   }
   if (options.pad_sequences != 0 &&
       (options.pad_sequences < num_sequences || options.pad_sequences > options_.max_sequences)) {
-    return fail(PKV_INVALID_ARGUMENT, "pad_sequences is %" PRId64 ", not in num_sequences, %" PRId64
-                ", to max_sequences, %" PRId64, options.pad_sequences, num_sequences, options_.max_sequences);
+    return fail(PKV_INVALID_ARGUMENT,
+                "pad_sequences is %" PRId64 ", not in num_sequences, %" PRId64 ", to max_sequences, %" PRId64,
+                options.pad_sequences, num_sequences, options_.max_sequences);
   }
   if (options.max_query_len < 0) {
     return fail(PKV_INVALID_ARGUMENT, "max_query_len is %" PRId64 ", negative", options.max_query_len);
@@ -147,13 +149,15 @@ Status Batch::prepare(const pkv_sequence *ids, const int64_t *counts, int64_t nu
   int64_t total = 0;
   for (int64_t i = 0; i < num_sequences; ++i) {
     if (counts[i] > options_.max_tokens || (total += std::max<int64_t>(counts[i], 0)) > options_.max_tokens) {
-      return fail(PKV_INVALID_ARGUMENT, "counts[%" PRId64 "] is %" PRId64 ": more than max_tokens, %" PRId64
-                  ", in one step", i, counts[i], options_.max_tokens);
+      return fail(PKV_INVALID_ARGUMENT,
+                  "counts[%" PRId64 "] is %" PRId64 ": more than max_tokens, %" PRId64 ", in one step", i, counts[i],
+                  options_.max_tokens);
     }
   }
   if (options.pad_tokens != 0 && (options.pad_tokens < total || options.pad_tokens > options_.max_tokens)) {
-    return fail(PKV_INVALID_ARGUMENT, "pad_tokens is %" PRId64 ", not in the new tokens, %" PRId64
-                ", to max_tokens, %" PRId64, options.pad_tokens, total, options_.max_tokens);
+    return fail(PKV_INVALID_ARGUMENT,
+                "pad_tokens is %" PRId64 ", not in the new tokens, %" PRId64 ", to max_tokens, %" PRId64,
+                options.pad_tokens, total, options_.max_tokens);
   }
 
   planned_.registers = options.registers;
@@ -220,6 +224,9 @@ void Batch::fill_tables(int64_t num_sequences, int64_t num_tokens) {
   const int64_t num_items = static_cast<int64_t>(step_.items.size());
   int64_t token = 0;
   max_seq_len_ = 0;
+  total_seq_len_ = 0;
+  max_count_ = 0;
+  max_position_ = -1;
   num_columns_ = 0;
   cu_seqlens_q_[0] = 0;
   for (int64_t i = 0; i < num_items; ++i) {
@@ -240,7 +247,9 @@ void Batch::fill_tables(int64_t num_sequences, int64_t num_tokens) {
     seq_lens_[i] = static_cast<int32_t>(length);
     cu_seqlens_q_[i + 1] = static_cast<int32_t>(token);
     max_seq_len_ = std::max(max_seq_len_, length);
-    max_query_len_ = std::max(max_query_len_, item.count);
+    total_seq_len_ += length;
+    max_count_ = std::max(max_count_, item.count);
+    if (item.count > 0) max_position_ = std::max(max_position_, length - 1);
     num_columns_ = std::max<int64_t>(num_columns_, rows_[i].num_used);
   }
   for (int64_t i = num_items; i < num_sequences; ++i) {
@@ -250,6 +259,7 @@ void Batch::fill_tables(int64_t num_sequences, int64_t num_tokens) {
     seq_lens_[i] = 0;
     cu_seqlens_q_[i + 1] = static_cast<int32_t>(token);
   }
+  max_query_len_ = std::max(max_query_len_, max_count_);
   for (int64_t i = 0; i < num_sequences; ++i) clear_row_tail(i);
   std::fill(slot_mapping_.data() + token, slot_mapping_.data() + num_tokens, -1);
   std::fill(positions_.data() + token, positions_.data() + num_tokens, 0);
@@ -281,6 +291,24 @@ Status Batch::check_prepared() const {
   return fail(PKV_INVALID_ARGUMENT, "the batch holds no prepared step");
 }
 
+Status Batch::find_rows(int64_t index, int64_t start, int64_t count, SequenceRows *out) const {
+  if (index < 0 || index >= num_sequences_) {
+    return fail(PKV_INVALID_ARGUMENT, "sequence_index is %" PRId64 ", but the step has %" PRId64 " sequences", index,
+                num_sequences_);
+  }
+  const int64_t length = seq_lens_[index];
+  if (start < 0 || start > length) {
+    return fail(PKV_INVALID_ARGUMENT, "start is %" PRId64 ", not in 0 to the sequence's %" PRId64 " tokens", start, length);
+  }
+  if (count < 0 || count > length - start) {
+    return fail(PKV_INVALID_ARGUMENT, "count is %" PRId64 ", but the sequence has %" PRId64 " tokens from %" PRId64 " on",
+                count, length - start, start);
+  }
+  const StepTables step = tables();
+  *out = {step.block_table == nullptr ? nullptr : step.block_table + index * step.table_stride, start};
+  return PKV_OK;
+}
+
 StepTables Batch::tables() const { return device_ == nullptr ? host_tables() : device_->view(host_tables()); }
 
 StepTables Batch::host_tables() const {
@@ -295,6 +323,9 @@ StepTables Batch::host_tables() const {
   tables.positions = positions_.data();
   tables.max_query_len = max_query_len_;
   tables.max_seq_len = max_seq_len_;
+  tables.total_seq_len = total_seq_len_;
+  tables.max_count = max_count_;
+  tables.max_position = max_position_;
   return tables;
 }
 

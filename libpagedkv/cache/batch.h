@@ -1,8 +1,8 @@
 // A batch: one step's view of a cache, as tables at fixed addresses.
 //
 // Invariant: a row of the block table holds the used blocks of the sequence that it was last filled for, then -1 as far
-// as it was ever filled. A row of the same sequence, whose table version has not changed, is only extended: the cost of a step does
-// not grow with the length of its sequences. One mutating thread at a time, the cache's.
+// as it was ever filled. A row of the same sequence, whose table version has not changed, is only extended: the cost of
+// a step does not grow with the length of its sequences. One mutating thread at a time, the cache's.
 #pragma once
 
 #include <memory>
@@ -46,6 +46,8 @@ class Batch {
   // INVALID_ARGUMENT before the first prepare.
   Status check_prepared() const;
   StepTables tables() const;  // on the device of the cache
+  // Rows [start, start + count) of the index-th sequence of the step, by the table on the device of the cache.
+  Status find_rows(int64_t index, int64_t start, int64_t count, SequenceRows *out) const;
   void *workspace() const { return device_ == nullptr ? nullptr : device_->workspace(); }
   pkv_stream stream() const { return step_.stream; }
   const Cache *cache() const { return cache_.get(); }
@@ -74,7 +76,7 @@ class Batch {
   const std::shared_ptr<Cache> cache_;
   const BatchOptions options_;
   const int32_t block_size_;
-  Step step_;     // the last prepared one
+  Step step_;  // the last prepared one
   Step planned_;  // the one that a prepare is working on
   bool is_prepared_ = false;
 
@@ -82,23 +84,26 @@ class Batch {
   int64_t num_tokens_ = 0;
   int64_t max_query_len_ = 0;
   int64_t max_seq_len_ = 0;
+  int64_t total_seq_len_ = 0;
+  int64_t max_count_ = 0;
+  int64_t max_position_ = -1;  // of a new token
   int64_t num_columns_ = 0;  // blocks of the longest
   uint64_t generation_ = 0;
 
-  SharedArray<Row> rows_;              // [rows of block_table_]
+  SharedArray<Row> rows_;  // [rows of block_table_]
   int64_t table_stride_ = 0;
-  SharedArray<int32_t> block_table_;   // [rows_.size(), table_stride_]
-  SharedArray<int32_t> seq_lens_;      // [max_sequences]
+  SharedArray<int32_t> block_table_;  // [rows_.size(), table_stride_]
+  SharedArray<int32_t> seq_lens_;  // [max_sequences]
   SharedArray<int32_t> cu_seqlens_q_;  // [max_sequences + 1]
   SharedArray<int64_t> slot_mapping_;  // [max_tokens]
-  SharedArray<int64_t> positions_;     // [max_tokens]
-  SharedArray<int32_t> indptr_;        // [max_sequences + 1]
-  SharedArray<int32_t> indices_;       // grows
+  SharedArray<int64_t> positions_;  // [max_tokens]
+  SharedArray<int32_t> indptr_;  // [max_sequences + 1]
+  SharedArray<int32_t> indices_;  // grows
   SharedArray<int32_t> last_block_len_;  // [max_sequences]
   SharedArray<int64_t> block_pointers_;  // [num_blocks]
 
   std::unique_ptr<DeviceTables> device_;  // where the device has memory of its own
-  std::vector<TableChange> changes_;      // of the block table since the last upload
+  std::vector<TableChange> changes_;  // of the block table since the last upload
 };
 
 }  // namespace pkv

@@ -15,8 +15,8 @@ Status Cache::create(Backend *backend, const CacheOptions &options, std::shared_
   PKV_TRY(Pool::create(backend, options.pool, &pool));
   std::shared_ptr<Cache> cache(new Cache(backend, options, std::move(pool)));
   const Layout &layout = cache->layout_;
-  const std::vector<float> ones(2 * static_cast<size_t>(layout.num_layers()) *
-                                    static_cast<size_t>(layout.num_kv_heads()), 1.0f);
+  const std::vector<float> ones(
+      2 * static_cast<size_t>(layout.num_layers()) * static_cast<size_t>(layout.num_kv_heads()), 1.0f);
   PKV_TRY(backend->allocate_memory(ones.size() * sizeof(float), &cache->scales_));
   PKV_TRY(backend->upload(cache->scales_.base, ones.data(), ones.size() * sizeof(float)));
   *out = std::move(cache);
@@ -102,6 +102,19 @@ Status Cache::evict(int64_t n, int64_t *out_evicted) {
   *out_evicted = blocks_.evictions() - before;
   ++serial_;
   publish();
+  return PKV_OK;
+}
+
+Status Cache::zero_uncached(pkv_stream stream, int64_t *out_count) {
+  PKV_TRY(check_usable());
+  std::vector<int32_t> uncached;
+  uncached.reserve(static_cast<size_t>(blocks_.num_uncached()));
+  for (int32_t block = 0; block < num_blocks(); ++block) {
+    if (blocks_.record(block).holders == 0 && !blocks_.is_cached(block)) uncached.push_back(block);
+  }
+  const int64_t count = static_cast<int64_t>(uncached.size());
+  PKV_TRY(backend_->zero_blocks({pool_->base(), layout_.block_bytes(), uncached.data(), count}, stream));
+  *out_count = count;
   return PKV_OK;
 }
 

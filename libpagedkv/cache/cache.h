@@ -37,8 +37,8 @@ struct StepItem {
   int64_t old_settled_length;
   int32_t old_num_blocks;
   bool had_appended;
-  bool copies;                  // on write: table entry old_length / block_size
-  bool copies_into_reserved;    // the copy's target was the last reserved block
+  bool copies;  // on write: table entry old_length / block_size
+  bool copies_into_reserved;  // the copy's target was the last reserved block
   int32_t copied_from;
 };
 
@@ -54,7 +54,7 @@ struct Step {
   std::vector<int32_t> copy_sources, copy_destinations;
   int64_t num_tokens = 0;
   int64_t num_new_blocks = 0;
-  uint64_t serial = 0;         // the cache's serial number when it was applied; 0: nothing to discard
+  uint64_t serial = 0;  // the cache's serial number when it was applied; 0: nothing to discard
   bool registers = true;
   pkv_stream stream = nullptr;
 };
@@ -89,6 +89,7 @@ class Cache {
   Status mark_failed(Status status);
 
   Status evict(int64_t n, int64_t *out_evicted);
+  Status zero_uncached(pkv_stream stream, int64_t *out_count);
   Status reset();
   Status set_kv_scales(int32_t layer, const float *k_scale, const float *v_scale);
   Status find_victims(int64_t n, pkv_sequence *out, int64_t capacity, int64_t *out_count) const;
@@ -108,7 +109,7 @@ class Cache {
   Cache(Backend *backend, const CacheOptions &options, std::shared_ptr<Pool> pool);
 
   Status find(pkv_sequence id, Sequence **out) const;  // NOT_FOUND for a stale id
-  Status check_usable() const;                         // DEVICE_ERROR once the cache has failed
+  Status check_usable() const;  // DEVICE_ERROR once the cache has failed
   Status take_sequence(Sequence **out, pkv_sequence *out_id);
   void ensure_table(Sequence *sequence, int64_t num_blocks);  // throws std::bad_alloc, else only capacity changes
   Hash128 parent_hash(const Sequence &sequence, int64_t block_index) const;
@@ -131,8 +132,8 @@ class Cache {
   std::vector<uint32_t> closed_;
   int64_t num_open_ = 0;
   uint64_t serial_ = 0;  // of the last call that changed anything
-  Step single_;          // for append()
-  std::vector<int32_t> matched_;       // hit blocks of one lookup
+  Step single_;  // for append()
+  std::vector<int32_t> matched_;  // hit blocks of one lookup
   uint64_t plan_serial_ = 0;
 
   int64_t peak_held_ = 0;

@@ -40,8 +40,7 @@ Status Layout::create(const pkv_layout &description, Layout *out) {
   PKV_TRY(check_range("block_size", description.block_size, kMaxBlockSize));
   if (description.num_groups < 1) return fail(PKV_INVALID_ARGUMENT, "num_groups is %d", description.num_groups);
   if (description.num_groups > 1) {
-    return fail(PKV_UNSUPPORTED, "num_groups is %d: this version supports one group of layers",
-                description.num_groups);
+    return fail(PKV_UNSUPPORTED, "num_groups is %d: this version supports one group of layers", description.num_groups);
   }
   const pkv_layer_group &group = description.groups[0];
   PKV_TRY(check_range("num_layers", group.num_layers, kMaxLayers));

@@ -80,8 +80,7 @@ Hash128 Cache::parent_hash(const Sequence &sequence, int64_t block_index) const 
 }
 
 // Fills matched_ with the cached blocks that continue the full blocks of a sequence along tokens.
-void Cache::match_prefix(const Sequence &sequence, const int64_t *tokens, int64_t num_tokens,
-                         int64_t *out_num_blocks) {
+void Cache::match_prefix(const Sequence &sequence, const int64_t *tokens, int64_t num_tokens, int64_t *out_num_blocks) {
   matched_.clear();
   const int32_t block_size = layout_.block_size();
   const int64_t first = sequence.length / block_size;
@@ -271,8 +270,9 @@ Status Cache::commit(pkv_sequence id, const int64_t *tokens, int64_t count) {
     const int64_t entry = blocks_.tokens(sequence->table[position / block_size])[position % block_size];
     const int64_t known = entry < kUnknownToken ? disguise_draft(entry) : entry;
     if (entry != kUnknownToken && known != tokens[i]) {
-      return fail(PKV_INVALID_ARGUMENT, "tokens[%" PRId64 "] is %" PRId64 ", but position %" PRId64
-                  " was appended as %" PRId64, i, tokens[i], position, known);
+      return fail(PKV_INVALID_ARGUMENT,
+                  "tokens[%" PRId64 "] is %" PRId64 ", but position %" PRId64 " was appended as %" PRId64, i, tokens[i],
+                  position, known);
     }
   }
   for (int64_t i = 0; i < count; ++i) {

@@ -9,8 +9,22 @@
 namespace pkv {
 
 enum StatsField {
-  kUncachedBlocks, kCachedBlocks, kHeldBlocks, kPendingBlocks, kPeakHeldBlocks, kNumSequences, kQueriedTokens,
-  kHitTokens, kAppendedTokens, kRegistered, kEvictions, kCopies, kPrepares, kRefusals, kIsFailed, kNumStatsFields
+  kUncachedBlocks,
+  kCachedBlocks,
+  kHeldBlocks,
+  kPendingBlocks,
+  kPeakHeldBlocks,
+  kNumSequences,
+  kQueriedTokens,
+  kHitTokens,
+  kAppendedTokens,
+  kRegistered,
+  kEvictions,
+  kCopies,
+  kPrepares,
+  kRefusals,
+  kIsFailed,
+  kNumStatsFields
 };
 
 class StatsBoard {

@@ -45,8 +45,16 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
     if (!checked_add(step->num_tokens, counts[i], &step->num_tokens)) {
       return fail(PKV_INVALID_ARGUMENT, "counts[%" PRId64 "] is %" PRId64 ": the sum overflows", i, counts[i]);
     }
-    step->items[i] = {sequence, ids[i], counts[i], sequence->length, sequence->settled_length, sequence->num_blocks,
-                      sequence->has_appended, false, false, kNoBlock};
+    step->items[i] = {sequence,
+                      ids[i],
+                      counts[i],
+                      sequence->length,
+                      sequence->settled_length,
+                      sequence->num_blocks,
+                      sequence->has_appended,
+                      false,
+                      false,
+                      kNoBlock};
   }
   if (tokens != nullptr || num_tokens != 0) {
     if (num_tokens != step->num_tokens) {
@@ -66,12 +74,11 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
     StepItem &item = step->items[planned];
     Sequence *sequence = item.sequence;
     int64_t new_length = 0;
-    if (!checked_add(item.old_length, item.count, &new_length) ||
-        divide_up(new_length, block_size) > num_blocks()) {
-      status = fail_shortage(PKV_NEVER_FITS, divide_up(new_length == 0 ? item.count : new_length, block_size),
-                             num_blocks(), planned,
-                             "sequences[%" PRId64 "]: %" PRId64 " tokens and %" PRId64 " more do not fit into %" PRId64
-                             " blocks of %d", planned, item.old_length, item.count, num_blocks(), block_size);
+    if (!checked_add(item.old_length, item.count, &new_length) || divide_up(new_length, block_size) > num_blocks()) {
+      status = fail_shortage(
+          PKV_NEVER_FITS, divide_up(new_length == 0 ? item.count : new_length, block_size), num_blocks(), planned,
+          "sequences[%" PRId64 "]: %" PRId64 " tokens and %" PRId64 " more do not fit into %" PRId64 " blocks of %d",
+          planned, item.old_length, item.count, num_blocks(), block_size);
       break;
     }
     if (new_length > kMaxLength) {
@@ -101,7 +108,8 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
   if (status == PKV_OK && first_short >= 0) {
     status = fail_shortage(PKV_OUT_OF_BLOCKS, needed, available, first_short,
                            "%" PRId64 " blocks needed, %" PRId64 " available; sequences[%" PRId64
-                           "] is the first that does not fit", needed, available, first_short);
+                           "] is the first that does not fit",
+                           needed, available, first_short);
   }
   if (status == PKV_NEVER_FITS || status == PKV_OUT_OF_BLOCKS) {
     ++refusals_;
@@ -169,8 +177,12 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
   copies_ += static_cast<int64_t>(step->copy_sources.size());
   ++prepares_;
   if (!step->copy_sources.empty()) {
-    const CopyBlocksParams params = {pool_->base(), layout_.block_bytes(), step->copy_sources.data(),
-                                     step->copy_destinations.data(), static_cast<int64_t>(step->copy_sources.size()), true};
+    const CopyBlocksParams params = {pool_->base(),
+                                     layout_.block_bytes(),
+                                     step->copy_sources.data(),
+                                     step->copy_destinations.data(),
+                                     static_cast<int64_t>(step->copy_sources.size()),
+                                     true};
     if (const Status status = backend_->copy_blocks(params, step->stream); status != PKV_OK) return mark_failed(status);
   }
   // Blocks that were full before are no part of what discard takes back: K and V of their tokens are there.
@@ -217,8 +229,8 @@ Status Cache::discard_step(Step *step) {
   const auto check_holds = [&](int32_t block) {
     const BlockRecord &record = blocks_.record(block);
     if (record.holders == static_cast<int32_t>(record.scratch) || status != PKV_OK) return;
-    status = fail(PKV_BUSY, "block %d of the failed step is shared by a sequence opened or forked since; close it first",
-                  block);
+    status = fail(PKV_BUSY,
+                  "block %d of the failed step is shared by a sequence opened or forked since; close it first", block);
   };
   count_holds(true);
   for (const StepItem &item : step->items) {

@@ -89,8 +89,8 @@ Status Pool::allocate(int64_t count, int32_t *out_blocks) {
       return fail_shortage(PKV_NEVER_FITS, count, num_blocks, 0, "%" PRId64 " blocks of a pool of %" PRId64, count,
                            num_blocks);
     }
-    return fail_shortage(PKV_OUT_OF_BLOCKS, count, num_free, 0, "%" PRId64 " blocks needed, %" PRId64 " of %" PRId64
-                         " are free", count, num_free, num_blocks);
+    return fail_shortage(PKV_OUT_OF_BLOCKS, count, num_free, 0,
+                         "%" PRId64 " blocks needed, %" PRId64 " of %" PRId64 " are free", count, num_free, num_blocks);
   }
   const int32_t *top = free_.data() + num_free;
   for (int64_t i = 0; i < count; ++i) {
@@ -235,6 +235,18 @@ Status Pool::copy_blocks(const int32_t *sources, const int32_t *destinations, in
     }
   }
   return backend_->copy_blocks({base_, block_bytes_, sources, destinations, count, false}, stream);
+}
+
+Status Pool::zero_blocks(const int32_t *blocks, int64_t count, pkv_stream stream) {
+  if (count < 0) return fail(PKV_INVALID_ARGUMENT, "count is %" PRId64 ", negative", count);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    PKV_TRY(check_owned(blocks, count, "blocks"));
+  }
+  std::vector<int32_t> distinct(blocks, blocks + count);
+  std::sort(distinct.begin(), distinct.end());
+  distinct.erase(std::unique(distinct.begin(), distinct.end()), distinct.end());
+  return backend_->zero_blocks({base_, block_bytes_, distinct.data(), static_cast<int64_t>(distinct.size())}, stream);
 }
 
 Status Pool::block_ptr(int32_t block, void **out) const {

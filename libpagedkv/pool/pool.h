@@ -35,6 +35,8 @@ class Pool {
   Status resize(int64_t num_blocks);
   Status copy_blocks(const int32_t *sources, const int32_t *destinations, int64_t count, pkv_stream stream);
 
+  Status zero_blocks(const int32_t *blocks, int64_t count, pkv_stream stream);
+
   Status block_ptr(int32_t block, void **out) const;
   void get_stats(pkv_pool_stats *out) const;  // all but struct_size
 
@@ -51,8 +53,8 @@ class Pool {
  private:
   Pool(Backend *backend, uint64_t block_bytes) : backend_(backend), block_bytes_(block_bytes) {}
 
-  // Both with mutex_ held. INVALID_ARGUMENT for more ids than there are blocks; or naming the first block that is out of
-  // range or without an owner.
+  // Both with mutex_ held. INVALID_ARGUMENT for more ids than there are blocks; or naming the first block that is out
+  // of range or without an owner.
   Status check_distinct_count(int64_t count) const;
   Status check_owned(const int32_t *blocks, int64_t count, const char *what) const;
 

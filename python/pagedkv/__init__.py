@@ -28,7 +28,7 @@ from pagedkv._layout import Layout
 from pagedkv._cache import Cache
 from pagedkv._sequence import Sequence
 from pagedkv._batch import Batch
-from pagedkv._attention import isa, merge_states, num_threads, set_isa, set_num_threads
+from pagedkv._attention import Rope, isa, merge_states, num_threads, set_isa, set_num_threads
 
 __version__ = version()
 
@@ -46,6 +46,7 @@ __all__ = [
     "OutOfMemoryError",
     "PagedKVError",
     "Pool",
+    "Rope",
     "Sequence",
     "UnsupportedError",
     "cuda_info",

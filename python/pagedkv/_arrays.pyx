@@ -7,7 +7,7 @@ from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_AsUnsignedLongLon
 from cpython.number cimport PyIndex_Check, PyNumber_Index
 from libc.stdint cimport int8_t, int16_t, uint8_t, uint16_t, uint32_t, uintptr_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 import numpy
 
@@ -176,7 +176,7 @@ cdef inline int store_int(IntView *out, Py_ssize_t i, int64_t value, str name, i
 cdef int copy_list(list values, str name, int width, IntView *out) except -1:
     cdef Py_ssize_t i = 0, count = PyList_GET_SIZE(values)
     cdef int overflow = 0
-    cdef int64_t number
+    cdef int64_t number = 0
     allocate_ints(out, count, width)
     for value in values:
         if i == count:  # an element's __index__ made the list longer
@@ -197,17 +197,22 @@ cdef int copy_buffer(Py_buffer *buffer, char code, str name, int width, IntView 
     cdef Py_ssize_t i, stride = buffer.strides[0]
     cdef const char *item = <const char *> buffer.buf
     cdef bint is_signed = code > b'Z'
-    cdef int64_t number
+    cdef int64_t number = 0
+    cdef uint32_t bits32 = 0
+    cdef uint16_t bits16 = 0
     allocate_ints(out, buffer.shape[0], width)
     for i in range(out.count):
+        # By memcpy, since the items may stand anywhere.
         if buffer.itemsize == 8:
-            number = (<const int64_t *> item)[0]
+            memcpy(&number, item, 8)
             if number < 0 and not is_signed:
                 raise InvalidArgumentError(f"{name}[{i}] must fit in 63 bits, got {<uint64_t> number}")
         elif buffer.itemsize == 4:
-            number = (<const int32_t *> item)[0] if is_signed else (<const uint32_t *> item)[0]
+            memcpy(&bits32, item, 4)
+            number = <int32_t> bits32 if is_signed else <int64_t> bits32
         elif buffer.itemsize == 2:
-            number = (<const int16_t *> item)[0] if is_signed else (<const uint16_t *> item)[0]
+            memcpy(&bits16, item, 2)
+            number = <int16_t> bits16 if is_signed else <int64_t> bits16
         else:
             number = (<const int8_t *> item)[0] if is_signed else (<const uint8_t *> item)[0]
         store_int(out, i, number, name, width)

@@ -3,6 +3,23 @@ from typing import Any
 from pagedkv._arrays import Stream
 from pagedkv._tensors import ArrayLike
 
+class Rope:
+    def __init__(
+        self,
+        base: float = 10000.0,
+        rotary_dim: int | None = None,
+        interleaved: bool = False,
+        cos_sin: ArrayLike | None = None,
+    ) -> None: ...
+    @property
+    def base(self) -> float: ...
+    @property
+    def rotary_dim(self) -> int | None: ...
+    @property
+    def interleaved(self) -> bool: ...
+    @property
+    def cos_sin(self) -> ArrayLike | None: ...
+
 # Returns (out, lse): the given ones, or new numpy arrays.
 def merge_states(
     out_a: ArrayLike,

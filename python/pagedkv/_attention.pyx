@@ -1,21 +1,22 @@
 # cython: language_level=3, binding=True
 """The kernels: write_kv and attend (methods of Cache), merge_states, and the settings of the host's kernels."""
 from libc.math cimport isfinite
-from libc.stdint cimport int32_t
+from libc.stdint cimport int32_t, int64_t
 from libc.string cimport memset
 
 import numpy
 
-from pagedkv._arrays cimport as_double, as_int32, as_int64, as_stream, as_text, describe
+from pagedkv._arrays cimport as_double, as_int32, as_int64, as_positive, as_stream, as_text, describe
 from pagedkv._batch cimport Batch
 from pagedkv._cache cimport Cache
-from pagedkv._errors import BusyError, InvalidArgumentError, UnsupportedError
+from pagedkv._errors import BusyError, InvalidArgumentError
 from pagedkv._errors cimport check
 from pagedkv._tensors cimport DEVICE_CUDA, DEVICE_HOST, TensorView, as_tensor
 from pagedkv.abi cimport (
-    PKV_BFLOAT16, PKV_DTYPE_NONE, PKV_FLOAT16, PKV_FLOAT32, PKV_FLOAT8_E4M3, PKV_FLOAT8_E5M2, PKV_OFF, PKV_ON,
-    pkv_attend, pkv_attend_options, pkv_dtype, pkv_dtype_name, pkv_host_isa, pkv_host_num_threads, pkv_host_set_isa,
-    pkv_host_set_num_threads, pkv_merge_states, pkv_status, pkv_stream, pkv_tensor, pkv_write_kv)
+    PKV_BFLOAT16, PKV_BOOL, PKV_DTYPE_NONE, PKV_FLOAT16, PKV_FLOAT32, PKV_FLOAT8_E4M3, PKV_FLOAT8_E5M2, PKV_INT8, PKV_OFF,
+    PKV_ON, pkv_attend, pkv_attend_options, pkv_dtype, pkv_dtype_name, pkv_gather_kv, pkv_host_isa,
+    pkv_host_num_threads, pkv_host_set_isa, pkv_host_set_num_threads, pkv_merge_states, pkv_rope, pkv_scatter_kv,
+    pkv_status, pkv_stream, pkv_tensor, pkv_write_kv, pkv_write_options)
 
 
 cdef int require_device(TensorView view, bint is_host, str name) except -1:
@@ -44,18 +45,57 @@ cdef int enter_kernel(Cache cache, object batch) except -1:
     return 0
 
 
+cdef class Rope:
+    """Rope(base=10000.0, rotary_dim=None, interleaved=False, cos_sin=None)\n--\n\n\
+Rotary position embedding for write_kv, which rotates K at each token's position before it is stored.
+
+    The first rotary_dim dims of a head (None: all) are turned in pairs, pair i at position p by the angle
+    p * base ** (-2 * i / rotary_dim). Pairs are i and i + rotary_dim / 2, or with interleaved 2i and 2i + 1. cos_sin,
+    float32 [max_positions, rotary_dim] on the cache's device, gives the angles in place of base: of each position the
+    cosines of its pairs, then the sines."""
+
+    def __init__(self, base=10000.0, rotary_dim=None, interleaved=False, cos_sin=None):
+        cdef pkv_rope rope
+        memset(&rope, 0, sizeof(rope))
+        rope.struct_size = sizeof(rope)
+        rope.base = as_float(base, "base")
+        if rope.base < 0:
+            raise InvalidArgumentError(f"base must be positive, got {base!r}")
+        if rotary_dim is not None:
+            as_positive(rotary_dim, "rotary_dim")
+            rope.rotary_dim = as_int32(rotary_dim, "rotary_dim")
+        rope.interleaved = PKV_ON if interleaved else PKV_OFF
+        self._table = as_tensor(cos_sin, "cos_sin", PKV_DTYPE_NONE, False) if cos_sin is not None else None
+        rope.cos_sin = &self._table.tensor if self._table is not None else NULL
+        self._rope = rope
+        self.base, self.cos_sin = base, cos_sin
+        self.rotary_dim, self.interleaved = rotary_dim, bool(interleaved)
+
+    def __repr__(self):
+        angles = f"base={self.base!r}" if self.cos_sin is None else "cos_sin=..."
+        return f"pagedkv.Rope({angles}, rotary_dim={self.rotary_dim!r}, interleaved={self.interleaved!r})"
+
+
 cdef int write_kv(Cache cache, object layer, object batch, object k, object v, object stream,
                   object rope) except -1:
-    cdef pkv_stream handle = NULL
+    cdef pkv_write_options options
+    cdef pkv_rope rotation
     cdef pkv_status status
     cdef int32_t index = as_int32(layer, "layer")
-    cdef TensorView keys, values
+    cdef TensorView keys, values, table = None
     cdef pkv_dtype byte_dtype
     cdef Batch step
     enter_kernel(cache, batch)
+    memset(&options, 0, sizeof(options))
+    options.struct_size = sizeof(options)
+    as_stream(stream, &options.stream)
     if rope is not None:
-        raise UnsupportedError("rope is not available: give k with the rotation applied")
-    as_stream(stream, &handle)
+        if not isinstance(rope, Rope) or (<Rope> rope)._rope.struct_size == 0:
+            raise InvalidArgumentError(f"rope must be a pagedkv.Rope, got {describe(rope)}")
+        rotation, table = (<Rope> rope)._rope, (<Rope> rope)._table  # what an __init__ meanwhile does not change
+        if table is not None:
+            require_device(table, cache._is_host, "cos_sin")
+        options.rope = &rotation
     byte_dtype = find_byte_dtype(cache)
     keys = as_tensor(k, "k", byte_dtype, False)
     values = as_tensor(v, "v", byte_dtype, False)
@@ -66,7 +106,7 @@ cdef int write_kv(Cache cache, object layer, object batch, object k, object v, o
     cache._num_kernels += 1
     step._num_kernels += 1
     with nogil:
-        status = pkv_write_kv(cache._cache, index, step._batch, &keys.tensor, &values.tensor, handle)
+        status = pkv_write_kv(cache._cache, index, step._batch, &keys.tensor, &values.tensor, &options)
     cache._num_kernels -= 1
     step._num_kernels -= 1
     return check(status)
@@ -86,6 +126,70 @@ cdef object empty_like(TensorView view, object value, tuple shape):
                                f"{pkv_dtype_name(view.tensor.dtype).decode()}")
 
 
+cdef object empty_rows(Cache cache, int64_t count, int dim):
+    # numpy rows of the cache's own dtype, or of its bits.
+    cdef pkv_dtype dtype = cache.layout._group.dtype
+    kind = numpy.uint8
+    if dtype == PKV_FLOAT32:
+        kind = numpy.float32
+    elif dtype == PKV_FLOAT16:
+        kind = numpy.float16
+    elif dtype == PKV_BFLOAT16:
+        kind = numpy.uint16
+    elif dtype == PKV_INT8:
+        kind = numpy.int8
+    return numpy.zeros((count, cache.layout.num_kv_heads, dim), kind)
+
+
+cdef object move_rows(Cache cache, object layer, object batch, object index, object start, object count, object k,
+                      object v, object stream, bint is_gathered):
+    # gather_kv, or with count None scatter_kv, where k says how many rows there are.
+    cdef pkv_stream handle = NULL
+    cdef pkv_status status
+    cdef int32_t layer_index = as_int32(layer, "layer")
+    cdef int64_t place = as_int64(index, "index"), first = as_int64(start, "start"), num_rows = 0
+    cdef TensorView keys, values
+    cdef pkv_dtype byte_dtype
+    cdef Batch step
+    enter_kernel(cache, batch)
+    as_stream(stream, &handle)
+    if is_gathered:
+        num_rows = as_int64(count, "count")
+        if k is None and v is None:
+            if not cache._is_host:
+                raise InvalidArgumentError(f"k and v must be given on {cache.device}: a launch allocates nothing")
+            # Too many to be right are refused below before they are made.
+            if 0 <= num_rows <= as_int64(cache._num_blocks, "num_blocks") * cache.layout.block_size:
+                k = empty_rows(cache, num_rows, cache.layout.head_dim)
+                v = empty_rows(cache, num_rows, cache.layout.v_head_dim)
+            else:
+                raise InvalidArgumentError(f"count is {num_rows}, which no sequence of the cache has")
+        elif k is None or v is None:
+            raise InvalidArgumentError("k and v must both be given, or neither")
+    byte_dtype = find_byte_dtype(cache)
+    keys = as_tensor(k, "k", byte_dtype, is_gathered)
+    values = as_tensor(v, "v", byte_dtype, is_gathered)
+    require_device(keys, cache._is_host, "k")
+    require_device(values, cache._is_host, "v")
+    if not is_gathered:
+        num_rows = keys.tensor.shape[0]
+    enter_kernel(cache, batch)  # again: reading arrays may have run Python code
+    step = <Batch> batch
+    cache._num_kernels += 1
+    step._num_kernels += 1
+    with nogil:
+        if is_gathered:
+            status = pkv_gather_kv(cache._cache, layer_index, step._batch, place, first, num_rows, &keys.tensor,
+                                   &values.tensor, handle)
+        else:
+            status = pkv_scatter_kv(cache._cache, layer_index, step._batch, place, first, num_rows, &keys.tensor,
+                                    &values.tensor, handle)
+    cache._num_kernels -= 1
+    step._num_kernels -= 1
+    check(status)
+    return k, v
+
+
 cdef float as_float(object value, str name) except? -1.0:
     # A number that float32 holds, other than 0, which the C library takes for its default.
     cdef float result = <float> as_double(value, name)
@@ -94,30 +198,30 @@ cdef float as_float(object value, str name) except? -1.0:
     return result
 
 
-cdef TensorView as_optional(object value, str name, bint is_host, bint is_written):
+cdef TensorView as_optional(object value, str name, bint is_host, bint is_written,
+                            pkv_dtype byte_dtype=PKV_DTYPE_NONE):
     cdef TensorView view
     if value is None:
         return None
-    view = as_tensor(value, name, PKV_DTYPE_NONE, is_written)
+    view = as_tensor(value, name, byte_dtype, is_written)
     require_device(view, is_host, name)
     return view
 
 
 cdef object attend(Cache cache, object layer, object batch, object q, object out, object stream, object scale,
                    object causal, object window, object softcap, object sinks, object alibi_slopes, object tree_mask,
-                   object lse):
+                   object lse, object invariant):
     cdef pkv_attend_options options
     cdef pkv_status status
     cdef int32_t index = as_int32(layer, "layer")
-    cdef TensorView query, result, sink_view, slope_view, lse_view
+    cdef TensorView query, result, sink_view, slope_view, lse_view, mask_view
     cdef Batch step
     enter_kernel(cache, batch)
-    if tree_mask is not None:
-        raise UnsupportedError("tree_mask is not available")
     memset(&options, 0, sizeof(options))
     options.struct_size = sizeof(options)
     as_stream(stream, &options.stream)
     options.causal = PKV_ON if causal else PKV_OFF
+    options.invariant = PKV_ON if invariant else PKV_OFF
     if scale is not None:
         options.scale = as_float(scale, "scale")
     if window is not None:
@@ -142,9 +246,11 @@ cdef object attend(Cache cache, object layer, object batch, object q, object out
     sink_view = as_optional(sinks, "sinks", cache._is_host, False)
     slope_view = as_optional(alibi_slopes, "alibi_slopes", cache._is_host, False)
     lse_view = as_optional(lse, "lse", cache._is_host, True)
+    mask_view = as_optional(tree_mask, "tree_mask", cache._is_host, False, PKV_BOOL)
     options.sinks = &sink_view.tensor if sink_view is not None else NULL
     options.alibi_slopes = &slope_view.tensor if slope_view is not None else NULL
     options.lse = &lse_view.tensor if lse_view is not None else NULL
+    options.tree_mask = &mask_view.tensor if mask_view is not None else NULL
     enter_kernel(cache, batch)  # again: reading arrays may have run Python code
     step = <Batch> batch
     cache._num_kernels += 1

@@ -33,6 +33,7 @@ cdef class Batch:
 
     cdef int require_open(self) except -1
     cdef int enter(self) except -1
+    cdef int require_unused(self) except -1
     cdef int discard(self) except -1
     cdef int get_info(self, pkv_batch_info *out) except -1
     cdef object get_table(self, pkv_batch_table table)

@@ -10,6 +10,7 @@ from libc.string cimport memcpy, memset
 
 from pagedkv._arrays cimport (
     IntView, as_int32, as_int64, as_positive, as_stream, describe, release_ints, view_ints, wrap_array)
+from pagedkv._dlpack cimport DL_INT, find_device, make_capsule
 from pagedkv._errors import BusyError, InvalidArgumentError, NotFoundError
 from pagedkv._errors cimport check
 from pagedkv._sequence cimport Sequence
@@ -17,8 +18,7 @@ from pagedkv.abi cimport (
     PKV_BLOCK_POINTERS, PKV_BLOCK_TABLE, PKV_CU_SEQLENS_Q, PKV_FORMAT_CSR, PKV_FORMAT_POINTERS, PKV_FORMAT_TABLE,
     PKV_INDICES, PKV_INDPTR, PKV_LAST_BLOCK_LEN, PKV_OFF, PKV_ON, PKV_POSITIONS, PKV_SEQ_LENS, PKV_SLOT_MAPPING,
     PKV_INT32, pkv_array, pkv_batch_create, pkv_batch_destroy, pkv_batch_discard, pkv_batch_get_device_table,
-    pkv_batch_get_info, pkv_batch_get_table,
-    pkv_batch_options, pkv_batch_prepare, pkv_prepare_options, pkv_status)
+    pkv_batch_get_info, pkv_batch_get_table, pkv_batch_options, pkv_batch_prepare, pkv_prepare_options, pkv_status)
 
 cdef dict FORMATS = {"table": PKV_FORMAT_TABLE, "csr": PKV_FORMAT_CSR, "pointers": PKV_FORMAT_POINTERS}
 
@@ -34,8 +34,9 @@ cdef int64_t as_padding(object value, str name) except -1:
     return result
 
 
+@cython.no_gc_clear
 cdef class DeviceTable:
-    """A table on the device: __cuda_array_interface__, and ptr, shape, strides (bytes) and dtype to build on.
+    """A table on the device: DLPack, __cuda_array_interface__, and ptr, shape, strides (bytes) and dtype to build on.
 
     It shows the same memory after every prepare until batch.generation changes. While it lives the batch cannot be
     closed."""
@@ -66,6 +67,19 @@ cdef class DeviceTable:
     def __cuda_array_interface__(self):
         return {"shape": self.shape, "typestr": "<i4" if self.dtype == "int32" else "<i8", "data": (self.ptr, True),
                 "strides": self.strides, "version": 3}
+
+    def __dlpack_device__(self):
+        return find_device(self.device)
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        cdef int item_bytes = 4 if self.dtype == "int32" else 8
+        options = {"max_version": max_version, "dl_device": dl_device, "copy": copy}
+        return make_capsule(self, <void *> <uintptr_t> self.ptr, self.device, self.shape,
+                            tuple([stride // item_bytes for stride in self.strides]), DL_INT, 8 * item_bytes, True,
+                            options)
+
+    def __reduce__(self):
+        raise TypeError("tables of a device cannot be pickled or copied")
 
     def __repr__(self):
         return f"<pagedkv.DeviceTable {self.dtype} {list(self.shape)} on {self.device}>"
@@ -133,6 +147,13 @@ One step's view of a cache, made by Cache.batch(): tables at fixed addresses, re
         if self._is_preparing:
             raise BusyError("the batch is being prepared by another thread")
         return self._cache.enter()
+
+    cdef int require_unused(self) except -1:
+        if self._is_preparing or self._num_kernels > 0:
+            raise BusyError("close while the batch is in use")
+        if self._num_device_tables > 0:
+            raise BusyError(f"close while {self._num_device_tables} of the batch's device tables are in use")
+        return 0
 
     cdef int reserve(self, Py_ssize_t count) except -1:
         cdef Py_ssize_t capacity
@@ -252,10 +273,7 @@ One step's view of a cache, made by Cache.batch(): tables at fixed addresses, re
         """Gives its memory back; taken tables stay valid. BusyError while kernels read it; again does nothing."""
         if self._batch == NULL:
             return
-        if self._is_preparing or self._num_kernels > 0:
-            raise BusyError("close while the batch is in use")
-        if self._num_device_tables > 0:
-            raise BusyError(f"close while {self._num_device_tables} of the batch's device tables are in use")
+        self.require_unused()
         self._cache.enter()
         pkv_batch_destroy(self._batch)
         self._batch = NULL

@@ -5,6 +5,7 @@ from typing import Any, Literal, TypeVar
 import numpy.typing as npt
 
 from pagedkv._arrays import Buffer, Integers, Stream
+from pagedkv._attention import Rope
 from pagedkv._batch import Batch
 from pagedkv._layout import Layout
 from pagedkv._sequence import Sequence
@@ -28,6 +29,7 @@ class Cache:
     ) -> None: ...
     def open(self, tokens: Integers, namespace: int = 0, priority: int = 0, tag: int = 0) -> Sequence: ...
     def evict(self, n: int) -> int: ...
+    def zero_uncached(self, stream: Stream = 0) -> int: ...
     def victims(self, n: int) -> list[Sequence]: ...
     def reset(self) -> None: ...
     def batch(
@@ -40,7 +42,22 @@ class Cache:
     ) -> Batch: ...
     def discard(self, batch: Batch) -> None: ...
     def write_kv(
-        self, layer: int, batch: Batch, k: ArrayLike, v: ArrayLike, stream: Stream = 0, rope: None = None
+        self, layer: int, batch: Batch, k: ArrayLike, v: ArrayLike, stream: Stream = 0, rope: Rope | None = None
+    ) -> None: ...
+    # Returns (k, v): the given ones, or new numpy arrays.
+    def gather_kv(
+        self,
+        layer: int,
+        batch: Batch,
+        index: int,
+        start: int,
+        count: int,
+        k: ArrayLike | None = None,
+        v: ArrayLike | None = None,
+        stream: Stream = 0,
+    ) -> tuple[Any, Any]: ...
+    def scatter_kv(
+        self, layer: int, batch: Batch, index: int, start: int, k: ArrayLike, v: ArrayLike, stream: Stream = 0
     ) -> None: ...
     # Returns out, or a new numpy array.
     def attend(
@@ -56,7 +73,7 @@ class Cache:
         softcap: float | None = None,
         sinks: ArrayLike | None = None,
         alibi_slopes: ArrayLike | None = None,
-        tree_mask: None = None,
+        tree_mask: ArrayLike | None = None,
         lse: ArrayLike | None = None,
         invariant: bool = False,
         pdl: bool = False,
@@ -86,5 +103,14 @@ class Cache:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any: ...
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]: ...

@@ -15,10 +15,11 @@ import weakref
 import numpy
 
 from pagedkv._arrays cimport (
-    AdoptedMemory, IntView, as_double, as_int32, as_int64, as_positive, as_text, as_uint64, describe, release_ints,
+    AdoptedMemory, IntView, as_double, as_int32, as_int64, as_positive, as_stream, as_text, as_uint64, describe, release_ints,
     view_ints)
-from pagedkv._attention cimport attend, write_kv
+from pagedkv._attention cimport attend, move_rows, write_kv
 from pagedkv._batch cimport Batch
+from pagedkv._dlpack cimport DL_UINT, find_device, make_capsule, make_lease
 from pagedkv._errors import BusyError, InvalidArgumentError
 from pagedkv._errors cimport check
 from pagedkv._pool cimport export_blocks
@@ -27,7 +28,7 @@ from pagedkv.abi cimport (
     PKV_EVICTION_SLRU, PKV_OFF, PKV_ON, PKV_STREAM_OF_SEQUENCE, pkv_cache_block_ptr, pkv_cache_check, pkv_cache_create,
     pkv_cache_destroy, pkv_cache_evict, pkv_cache_explain, pkv_cache_get_stats, pkv_cache_options, pkv_cache_reset,
     pkv_cache_set_kv_scales, pkv_cache_victims, pkv_eviction, pkv_layout, pkv_open_options, pkv_sequence_close,
-    pkv_sequence_open, pkv_status)
+    pkv_cache_zero_uncached, pkv_sequence_open, pkv_status, pkv_stream)
 
 cdef dict EVICTIONS = {
     "lru": <int> PKV_EVICTION_LRU,
@@ -223,6 +224,20 @@ hash_seed=0)\n--\n\nToken sequences over blocks of one device, with a prefix cac
         check(pkv_cache_evict(self._cache, count, &num_evicted))
         return num_evicted
 
+    def zero_uncached(self, stream=0):
+        """Fills every uncached block with zeros; how many they are. Cached blocks are not touched."""
+        cdef int64_t num_zeroed = 0
+        cdef pkv_stream handle = NULL
+        cdef pkv_status status
+        as_stream(stream, &handle)
+        self.enter()
+        self._is_busy = True
+        with nogil:
+            status = pkv_cache_zero_uncached(self._cache, handle, &num_zeroed)
+        self._is_busy = False
+        check(status)
+        return num_zeroed
+
     def victims(self, n):
         """The open sequences to close to gain n blocks, best victim first."""
         cdef int64_t count = as_int64(n, "n"), num_victims = 0
@@ -260,18 +275,33 @@ hash_seed=0)\n--\n\nToken sequences over blocks of one device, with a prefix cac
     def write_kv(self, layer, batch, k, v, stream=0, rope=None):
         """Stores the rows of a step's new tokens: k [num_tokens, num_kv_heads, head_dim], v with v_head_dim.
 
-        Any of float32, float16, bfloat16 (converted or quantised), or the cache's own dtype (stored as it is)."""
+        Any of float32, float16, bfloat16 (converted or quantised), or the cache's own dtype (stored as it is). rope, a
+        pagedkv.Rope, rotates k first."""
         write_kv(self, layer, batch, k, v, stream, rope)
+
+    def gather_kv(self, layer, batch, index, start, count, k=None, v=None, stream=0):
+        """Rows start to start + count of the index-th sequence of the batch's step; returns (k, v).
+
+        k: [count, num_kv_heads, head_dim], v with v_head_dim, of float32, float16 or bfloat16 (times the scales), or of
+        the cache's own dtype (bits as they are). On the host they are made of that where they are not given."""
+        return move_rows(self, layer, batch, index, start, count, k, v, stream, True)
+
+    def scatter_kv(self, layer, batch, index, start, k, v, stream=0):
+        """Stores rows from start on of the index-th sequence of the batch's step; dtypes as in write_kv.
+
+        The blocks are written whoever else holds them."""
+        move_rows(self, layer, batch, index, start, None, k, v, stream, False)
 
     def attend(self, layer, batch, q, out=None, stream=0, scale=None, causal=True, window=None, softcap=None,
                sinks=None, alibi_slopes=None, tree_mask=None, lse=None, invariant=False, pdl=False):
         """Attention of a step's new tokens, q [num_tokens, num_heads, head_dim], over their sequences.
 
         Returns out, [num_tokens, num_heads, v_head_dim] of q's dtype. lse, float32 [num_tokens, num_heads], is filled
-        with the natural log-sum-exp of the scores. Results on the host never depend on the batch's other sequences, so
-        invariant changes nothing there; nor does pdl."""
+        with the natural log-sum-exp of the scores. tree_mask, bool or uint8 [num_tokens, W], says whether a token
+        attends the j-th new token of its own sequence, in place of causal. invariant: a sequence's result does not
+        depend on the step's other sequences; on the host it never does. pdl changes nothing in this version."""
         return attend(self, layer, batch, q, out, stream, scale, causal, window, softcap, sinks, alibi_slopes,
-                      tree_mask, lse)
+                      tree_mask, lse, invariant)
 
     def set_kv_scales(self, layer, k_scale, v_scale):
         """Static scales of a layer's K and V: numbers, or float32 [num_kv_heads]. Finite and positive."""
@@ -387,8 +417,11 @@ hash_seed=0)\n--\n\nToken sequences over blocks of one device, with a prefix cac
             raise BusyError("close while kernels are running")
         if self._num_views > 0:
             raise BusyError(f"close while {self._num_views} views of the cache's memory live")
-        for batch in list(self._batches):
-            batch.close()
+        batches = list(self._batches)
+        for batch in batches:
+            (<Batch> batch).require_unused()
+        for batch in batches:
+            (<Batch> batch).close()
         self.enter()
         cache = self._cache
         self._cache = NULL
@@ -422,6 +455,16 @@ hash_seed=0)\n--\n\nToken sequences over blocks of one device, with a prefix cac
 
     def __releasebuffer__(self, Py_buffer *buffer):
         self._num_views -= 1
+
+    def __dlpack_device__(self):
+        return find_device(self.device)
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        """The blocks as uint8 [num_blocks, block_bytes]; close() raises BusyError while they are in use."""
+        self.require_open()
+        options = {"max_version": max_version, "dl_device": dl_device, "copy": copy}
+        return make_capsule(make_lease(self, &self._num_views), self._base, self.device, (self.num_blocks, self.layout.block_bytes),
+                            (self.layout.block_bytes, 1), DL_UINT, 8, False, options)
 
     @property
     def __cuda_array_interface__(self):

@@ -10,13 +10,14 @@ import numpy
 
 from pagedkv._arrays cimport (
     AdoptedMemory, IntView, as_int32, as_int64, as_positive, as_stream, as_text, as_uint64, release_ints, view_ints)
+from pagedkv._dlpack cimport DL_UINT, find_device, make_capsule, make_lease
 from pagedkv._errors import BusyError, InvalidArgumentError
 from pagedkv._errors cimport check
 from pagedkv.abi cimport (
     pkv_cuda_info, pkv_cuda_query, pkv_device_info, pkv_device_query, pkv_pool_allocate, pkv_pool_block_ptr,
     pkv_pool_copy_blocks, pkv_pool_create, pkv_pool_destroy, pkv_pool_free, pkv_pool_get_stats, pkv_pool_num_blocks,
-    pkv_pool_num_free, pkv_pool_options, pkv_pool_resize, pkv_pool_retain, pkv_pool_stats, pkv_status,
-    pkv_stream)
+    pkv_pool_num_free, pkv_pool_options, pkv_pool_resize, pkv_pool_retain, pkv_pool_stats,
+    pkv_pool_zero_blocks, pkv_status, pkv_stream)
 
 
 def cuda_info():
@@ -237,6 +238,26 @@ Fixed-size blocks of one device, from one allocation up front, counted by owners
         finally:
             release_ints(&source)
 
+    def zero_blocks(self, blocks, stream=0):
+        """Fills a block, or each block of an array, with zeros. All must be owned."""
+        cdef IntView view
+        cdef pkv_stream handle = NULL
+        cdef pkv_status status
+        self._require_open()
+        as_stream(stream, &handle)
+        if PyIndex_Check(blocks) and not isinstance(blocks, numpy.ndarray):
+            blocks = [blocks]
+        view_ints(blocks, "blocks", sizeof(int32_t), &view)
+        try:
+            self._require_open()
+            self._num_copies += 1
+            with nogil:
+                status = pkv_pool_zero_blocks(self._pool, <const int32_t *> view.data, view.count, handle)
+            self._num_copies -= 1
+            check(status)
+        finally:
+            release_ints(&view)
+
     @property
     def num_blocks(self):
         self._require_open()
@@ -310,6 +331,16 @@ Fixed-size blocks of one device, from one allocation up front, counted by owners
 
     def __releasebuffer__(self, Py_buffer *buffer):
         self._num_views -= 1
+
+    def __dlpack_device__(self):
+        return find_device(self.device)
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        """The blocks as uint8 [num_blocks, block_bytes]; close() raises BusyError while they are in use."""
+        self._require_open()
+        options = {"max_version": max_version, "dl_device": dl_device, "copy": copy}
+        return make_capsule(make_lease(self, &self._num_views), self._base, self.device, (self.num_blocks, self.block_bytes),
+                            (self.block_bytes, 1), DL_UINT, 8, False, options)
 
     @property
     def __cuda_array_interface__(self):

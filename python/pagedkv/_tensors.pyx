@@ -5,17 +5,22 @@ cimport cython
 from cpython.buffer cimport (
     PyBUF_FORMAT, PyBUF_STRIDES, PyBUF_WRITABLE, PyBuffer_Release, PyObject_CheckBuffer, PyObject_GetBuffer)
 from cpython.pycapsule cimport PyCapsule_CheckExact, PyCapsule_GetPointer, PyCapsule_IsValid
-from libc.stdint cimport int32_t, uint16_t, uint32_t, uint8_t, uintptr_t
+from libc.stdint cimport uintptr_t
 
 import numpy
 
 from pagedkv._arrays cimport as_dtype, as_int64, as_uint64, describe
+from pagedkv._dlpack cimport (
+    DL_BFLOAT, DL_BOOL, DL_CPU, DL_CUDA, DL_CUDA_HOST, DL_CUDA_MANAGED, DL_FLAG_READ_ONLY, DL_FLOAT, DL_FLOAT8_E4M3FN,
+    DL_FLOAT8_E5M2, DL_INT, DL_UINT, DLManagedTensorVersioned, DLTensor)
 from pagedkv._errors import InvalidArgumentError, UnsupportedError
 from pagedkv.abi cimport (
-    PKV_BFLOAT16, PKV_DTYPE_NONE, PKV_FLOAT16, PKV_FLOAT32, PKV_FLOAT8_E4M3, PKV_FLOAT8_E5M2, PKV_INT8)
+    PKV_BFLOAT16, PKV_BOOL, PKV_DTYPE_NONE, PKV_FLOAT16, PKV_FLOAT32, PKV_FLOAT8_E4M3, PKV_FLOAT8_E5M2, PKV_INT8)
 
 cdef enum:
     MAX_DIMENSIONS = 4
+
+cdef int64_t MAX_ELEMENTS = 1 << 60  # so that no product of sizes, strides and element sizes overflows
 
 # Types of numpy extensions (ml_dtypes) that buffers cannot carry: their bits, and what they are here.
 cdef dict EXTENSION_DTYPES = {
@@ -23,46 +28,6 @@ cdef dict EXTENSION_DTYPES = {
     "float8_e4m3fn": (numpy.uint8, <int> PKV_FLOAT8_E4M3),
     "float8_e5m2": (numpy.uint8, <int> PKV_FLOAT8_E5M2),
 }
-
-# ---- DLPack, dlpack.h: the parts that are read here
-cdef struct DLDevice:
-    int32_t device_type
-    int32_t device_id
-
-cdef struct DLDataType:
-    uint8_t code
-    uint8_t bits
-    uint16_t lanes
-
-cdef struct DLTensor:
-    void *data
-    DLDevice device
-    int32_t ndim
-    DLDataType dtype
-    int64_t *shape
-    int64_t *strides  # in elements; NULL: contiguous
-    uint64_t byte_offset
-
-cdef struct DLManagedTensorVersioned:
-    uint32_t major
-    uint32_t minor
-    void *manager_context
-    void *deleter
-    uint64_t flags
-    DLTensor tensor
-
-cdef enum:
-    DL_CPU = 1
-    DL_CUDA = 2
-    DL_CUDA_HOST = 3
-    DL_CUDA_MANAGED = 13
-    DL_INT = 0
-    DL_UINT = 1
-    DL_FLOAT = 2
-    DL_BFLOAT = 4
-    DL_FLOAT8_E4M3FN = 10
-    DL_FLOAT8_E5M2 = 12
-    DL_FLAG_READ_ONLY = 1
 
 
 cdef inline Py_ssize_t item_bytes(pkv_dtype dtype) noexcept:
@@ -72,7 +37,11 @@ cdef inline Py_ssize_t item_bytes(pkv_dtype dtype) noexcept:
 
 
 cdef pkv_dtype match_bits(str kind, int num_bits, str name, pkv_dtype byte_dtype, object shown) except *:
-    # kind: "f" float, "u" unsigned, "i" signed, "b" bfloat16.
+    # kind: "f" float, "u" unsigned, "i" signed, "b" bfloat16, or bool of 8 bits.
+    if byte_dtype == PKV_BOOL:
+        if num_bits == 8 and (kind == "b" or kind == "u"):
+            return PKV_BOOL
+        raise InvalidArgumentError(f"{name} has dtype {shown}, which is neither bool nor uint8")
     if kind == "f" and num_bits == 32:
         return PKV_FLOAT32
     if kind == "f" and num_bits == 16:
@@ -111,6 +80,10 @@ cdef class TensorView:
             self.tensor.shape[axis] = shape[axis]
             if shape[axis] < 0:
                 raise InvalidArgumentError(f"{name} has a negative dimension {shape[axis]}")
+            if shape[axis] > MAX_ELEMENTS:
+                raise InvalidArgumentError(f"{name} is too large: a dimension is {shape[axis]}")
+            if strides != NULL and not -MAX_ELEMENTS <= strides[axis] <= MAX_ELEMENTS:
+                raise InvalidArgumentError(f"{name} has a stride of {strides[axis]}, which is too large")
             is_empty = is_empty or shape[axis] == 0
         if self.tensor.data == NULL and not is_empty:
             raise InvalidArgumentError(f"{name} is at address 0")
@@ -129,6 +102,8 @@ cdef class TensorView:
                                                f"{self.tensor.strides[axis]} elements")
                 if is_written and self.tensor.strides[axis] == 0:
                     raise InvalidArgumentError(f"{name} is broadcast: its elements share memory and cannot be written")
+            if natural > MAX_ELEMENTS // max(shape[axis], 1):
+                raise InvalidArgumentError(f"{name} is too large: it has more than {MAX_ELEMENTS} elements")
             natural *= max(shape[axis], 1)
         return 0
 
@@ -172,6 +147,8 @@ cdef TensorView view_buffer(object value, str name, pkv_dtype byte_dtype, bint i
             kind = "u"
         elif format[0] == b'b':
             kind = "i"
+        elif format[0] == b'?':
+            kind = "b"
         else:
             kind = "?"
         view.tensor.dtype = match_bits(kind, 8 * buffer.itemsize, name, byte_dtype, shown)
@@ -236,7 +213,7 @@ cdef TensorView view_dlpack(object value, str name, pkv_dtype byte_dtype, bint i
     elif tensor.dtype.code == DL_FLOAT8_E5M2:
         view.tensor.dtype = PKV_FLOAT8_E5M2
     else:
-        kind = {DL_INT: "i", DL_UINT: "u", DL_FLOAT: "f", DL_BFLOAT: "b"}.get(tensor.dtype.code, "?")
+        kind = {DL_INT: "i", DL_UINT: "u", DL_FLOAT: "f", DL_BFLOAT: "b", DL_BOOL: "b"}.get(tensor.dtype.code, "?")
         shown = f"{kind}{tensor.dtype.bits}" if kind != "?" else f"DLPack code {tensor.dtype.code}"
         view.tensor.dtype = match_bits(kind, tensor.dtype.bits, name, byte_dtype, getattr(value, "dtype", shown))
     if tensor.ndim < 1 or tensor.ndim > MAX_DIMENSIONS:
@@ -284,11 +261,13 @@ cdef TensorView view_tuple(tuple value, str name, pkv_dtype byte_dtype, bint is_
                                    f"got {len(value)} members")
     if value[2] in ("uint8", numpy.uint8, numpy.dtype(numpy.uint8)):
         dtype = match_bits("u", 8, name, byte_dtype, "uint8")
+    elif value[2] in ("bool", bool, numpy.bool_, numpy.dtype(numpy.bool_)):
+        dtype = match_bits("b", 8, name, byte_dtype, "bool")
     elif value[2] in ("uint16", numpy.uint16, numpy.dtype(numpy.uint16)):
         dtype = PKV_BFLOAT16
     else:
         dtype = as_dtype(value[2])
-    if dtype > PKV_INT8:
+    if dtype > PKV_INT8 and dtype != byte_dtype:
         raise InvalidArgumentError(f"{name} has dtype {value[2]}, which is for tables only")
     return view_pointer(value[0], value[1], value[3] if len(value) == 4 else None, item_bytes(<pkv_dtype> dtype),
                         <pkv_dtype> dtype, DEVICE_UNKNOWN, value, name, is_written)

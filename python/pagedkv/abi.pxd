@@ -52,6 +52,7 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         PKV_INT8
         PKV_INT32
         PKV_INT64
+        PKV_BOOL
     const char *pkv_dtype_name(pkv_dtype dtype)
     pkv_status pkv_dtype_parse(const char *name, pkv_dtype *out)
 
@@ -119,6 +120,8 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
     pkv_status pkv_pool_resize(pkv_pool *pool, int64_t num_blocks)
     pkv_status pkv_pool_copy_blocks(pkv_pool *pool, const int32_t *sources, const int32_t *destinations, int64_t count,
                                     pkv_stream stream)
+
+    pkv_status pkv_pool_zero_blocks(pkv_pool *pool, const int32_t *blocks, int64_t count, pkv_stream stream)
 
     ctypedef struct pkv_pool_stats:
         size_t struct_size
@@ -209,6 +212,7 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
     void pkv_cache_destroy(pkv_cache *cache)
     pkv_status pkv_cache_set_kv_scales(pkv_cache *cache, int32_t layer, const float *k_scale, const float *v_scale)
     pkv_status pkv_cache_evict(pkv_cache *cache, int64_t n, int64_t *out_evicted)
+    pkv_status pkv_cache_zero_uncached(pkv_cache *cache, pkv_stream stream, int64_t *out_count)
     pkv_status pkv_cache_reset(pkv_cache *cache)
 
     ctypedef struct pkv_cache_stats:
@@ -324,8 +328,24 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
     pkv_status pkv_batch_get_info(const pkv_batch *batch, pkv_batch_info *out)
 
     # ---- 6. Kernels
+    ctypedef struct pkv_rope:
+        size_t struct_size
+        const pkv_tensor *cos_sin
+        float base
+        int32_t rotary_dim
+        pkv_toggle interleaved
+
+    ctypedef struct pkv_write_options:
+        size_t struct_size
+        pkv_stream stream
+        const pkv_rope *rope
     pkv_status pkv_write_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch, const pkv_tensor *k,
-                            const pkv_tensor *v, pkv_stream stream)
+                            const pkv_tensor *v, const pkv_write_options *options)
+
+    pkv_status pkv_gather_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch, int64_t sequence_index,
+                             int64_t start, int64_t count, const pkv_tensor *k, const pkv_tensor *v, pkv_stream stream)
+    pkv_status pkv_scatter_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch, int64_t sequence_index,
+                              int64_t start, int64_t count, const pkv_tensor *k, const pkv_tensor *v, pkv_stream stream)
 
     ctypedef struct pkv_attend_options:
         size_t struct_size
@@ -337,6 +357,8 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         const pkv_tensor *sinks
         const pkv_tensor *alibi_slopes
         const pkv_tensor *lse
+        const pkv_tensor *tree_mask
+        pkv_toggle invariant
     pkv_status pkv_attend(pkv_cache *cache, int32_t layer, const pkv_batch *batch, const pkv_tensor *q,
                           const pkv_tensor *out, const pkv_attend_options *options)
     pkv_status pkv_merge_states(const char *device, const pkv_tensor *out_a, const pkv_tensor *lse_a,

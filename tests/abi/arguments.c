@@ -54,7 +54,8 @@ static void test_layouts(void) {
   CHECK_GROUP(dtype, PKV_DTYPE_NONE, PKV_INVALID_ARGUMENT, "dtype is 0");
   CHECK_GROUP(dtype, PKV_INT32, PKV_INVALID_ARGUMENT, "int32");
   CHECK_GROUP(dtype, PKV_INT64, PKV_INVALID_ARGUMENT, "int64");
-  CHECK_GROUP(dtype, (pkv_dtype)9, PKV_INVALID_ARGUMENT, "dtype is 9");
+  CHECK_GROUP(dtype, PKV_BOOL, PKV_INVALID_ARGUMENT, "bool");
+  CHECK_GROUP(dtype, (pkv_dtype)10, PKV_INVALID_ARGUMENT, "dtype is 10");
   CHECK_GROUP(order, (pkv_kv_order)2, PKV_INVALID_ARGUMENT, "order is 2");
   CHECK_GROUP(kv_scales, (pkv_kv_scales)2, PKV_INVALID_ARGUMENT, "kv_scales is 2");
   CHECK_GROUP(kv_scales, PKV_SCALES_PER_TOKEN_HEAD, PKV_INVALID_ARGUMENT, "float32");
@@ -116,8 +117,8 @@ static void test_cache_options(void) {
   CHECK_OPTION(device, "tpu", PKV_INVALID_ARGUMENT, "tpu");
   CHECK_OPTION(prefix_caching, (pkv_toggle)3, PKV_INVALID_ARGUMENT, "prefix_caching is 3");
   CHECK_OPTION(eviction, (pkv_eviction)6, PKV_INVALID_ARGUMENT, "eviction is 6");
-  CHECK_OPTION(eviction, PKV_EVICTION_LFU, PKV_UNSUPPORTED, "eviction is 1");
-  CHECK_OPTION(eviction, PKV_EVICTION_S3FIFO, PKV_UNSUPPORTED, "eviction is 5");
+  CHECK_OPTION(eviction, PKV_EVICTION_LFU, PKV_UNSUPPORTED, "lfu");
+  CHECK_OPTION(eviction, PKV_EVICTION_S3FIFO, PKV_UNSUPPORTED, "s3fifo");
   char memory[300];
   CHECK_OPTION(memory, (void *)memory, PKV_INVALID_ARGUMENT, "0 bytes");
   CHECK_OK(pkv_cache_create(&good, &cache));
@@ -125,7 +126,7 @@ static void test_cache_options(void) {
 }
 
 static void test_cache_calls(void) {
-  pkv_cache *cache = make_cache(NUM_BLOCKS);
+  pkv_cache *cache = make_cache_of(PKV_INT8, NUM_BLOCKS);
   const pkv_sequence sequence = open_sequence(cache, kTokens, 12);
   CHECK_OK(pkv_sequence_append(cache, sequence, kTokens, 12, NULL));
   const float good[] = {1, 1};
@@ -137,6 +138,10 @@ static void test_cache_calls(void) {
   CHECK_REFUSED(cache, pkv_cache_set_kv_scales(cache, -1, good, good), PKV_INVALID_ARGUMENT, "layer is -1");
   CHECK_REFUSED(cache, pkv_cache_set_kv_scales(cache, 2, good, good), PKV_INVALID_ARGUMENT, "layer is 2");
   CHECK_REFUSED(cache, pkv_cache_set_kv_scales(cache, INT32_MAX, good, good), PKV_INVALID_ARGUMENT, "2147483647");
+  CHECK_OK(pkv_cache_set_kv_scales(cache, 1, good, good));
+  pkv_cache *exact = make_cache(NUM_BLOCKS);
+  CHECK_REFUSED(exact, pkv_cache_set_kv_scales(exact, 0, good, good), PKV_INVALID_ARGUMENT, "float32");
+  pkv_cache_destroy(exact);
 
   int64_t number = -77;
   CHECK_REFUSED(cache, pkv_cache_evict(cache, -1, &number), PKV_INVALID_ARGUMENT, "n is -1");

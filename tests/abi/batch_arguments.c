@@ -91,8 +91,10 @@ static void test_prepare(void) {
   CHECK_PREPARE(sequences, long_counts, 2, NULL, 0, NULL, PKV_NEVER_FITS, "sequences[1]");
   CHECK_EQUAL(get_shortage().index, 1);
   CHECK_PREPARE(sequences, never_counts, 2, NULL, 0, NULL, PKV_NEVER_FITS, "sequences[0]");
-  CHECK_PREPARE(sequences, short_counts, 2, NULL, 0, NULL, PKV_NEVER_FITS, "sequences[1]");
-  CHECK_EQUAL(get_shortage().needed, 5 + 5);
+  /* Each would fit alone. */
+  CHECK_PREPARE(sequences, short_counts, 2, NULL, 0, NULL, PKV_OUT_OF_BLOCKS, "sequences[1]");
+  CHECK_EQUAL(get_shortage().needed, 4 + 4);
+  CHECK_EQUAL(get_shortage().available, NUM_BLOCKS - 2);
 
   pkv_prepare_options options = make_prepare_options();
 #define CHECK_PREPARE_OPTION(member, value, word)                                                \
@@ -120,10 +122,13 @@ static void test_prepare(void) {
   for (int64_t i = 0; i < COUNT(wrong_tables); ++i) {
     CHECK_REFUSED(cache, pkv_batch_get_table(batch, (pkv_batch_table)wrong_tables[i], &array), PKV_INVALID_ARGUMENT,
                   "table is");
+    CHECK_REFUSED(cache, pkv_batch_get_device_table(batch, (pkv_batch_table)wrong_tables[i], &array),
+                  PKV_INVALID_ARGUMENT, "table is");
   }
   const pkv_batch_table absent[] = {PKV_INDPTR, PKV_INDICES, PKV_LAST_BLOCK_LEN, PKV_BLOCK_POINTERS};
   for (int64_t i = 0; i < COUNT(absent); ++i) {
     CHECK_REFUSED(cache, pkv_batch_get_table(batch, absent[i], &array), PKV_UNSUPPORTED, "without the format");
+    CHECK_REFUSED(cache, pkv_batch_get_device_table(batch, absent[i], &array), PKV_UNSUPPORTED, "without the format");
   }
   CHECK_OK(pkv_batch_discard(batch));
   CHECK_REFUSED(cache, pkv_batch_discard(batch), PKV_INVALID_ARGUMENT, "no prepared step");
@@ -211,6 +216,67 @@ static pkv_status call_with_attend_lse(const kernel_calls *calls, const pkv_tens
   return call_with_options(calls, NULL, NULL, tensor);
 }
 
+static pkv_status call_with_rope(const kernel_calls *calls, const pkv_rope *rope) {
+  pkv_write_options options;
+  memset(&options, 0, sizeof options);
+  options.struct_size = sizeof options;
+  options.rope = rope;
+  return pkv_write_kv(calls->cache, 0, calls->batch, &calls->rows, &calls->rows, &options);
+}
+static pkv_status call_with_angles(const kernel_calls *calls, const pkv_tensor *tensor) {
+  pkv_rope rope;
+  memset(&rope, 0, sizeof rope);
+  rope.struct_size = sizeof rope;
+  rope.cos_sin = tensor;
+  return call_with_rope(calls, &rope);
+}
+
+static pkv_status call_gather_k(const kernel_calls *calls, const pkv_tensor *t) {
+  return pkv_gather_kv(calls->cache, 0, calls->batch, 0, 0, NUM_TOKENS, t, &calls->merged, NULL);
+}
+static pkv_status call_gather_v(const kernel_calls *calls, const pkv_tensor *t) {
+  const pkv_tensor k = calls->rows;
+  return pkv_gather_kv(calls->cache, 0, calls->batch, 0, 0, NUM_TOKENS, &k, t, NULL);
+}
+static pkv_status call_scatter_k(const kernel_calls *calls, const pkv_tensor *t) {
+  return pkv_scatter_kv(calls->cache, 0, calls->batch, 0, 0, NUM_TOKENS, t, &calls->rows, NULL);
+}
+static pkv_status call_scatter_v(const kernel_calls *calls, const pkv_tensor *t) {
+  return pkv_scatter_kv(calls->cache, 0, calls->batch, 0, 0, NUM_TOKENS, &calls->rows, t, NULL);
+}
+
+/* The rows of a sequence of NUM_TOKENS tokens, the only one of the step. */
+static void test_row_ranges(const kernel_calls *calls) {
+  static float data[NUM_TOKENS * NUM_KV_HEADS * HEAD_DIM];
+#define CHECK_RANGE(layer, index, start, count, word)                                                                 \
+  do {                                                                                                                \
+    const pkv_tensor rows = make_tensor(data, PKV_FLOAT32, 3, (count) < 0 ? 0 : (count), NUM_KV_HEADS, HEAD_DIM);     \
+    CHECK_INVALID(pkv_gather_kv(calls->cache, layer, calls->batch, index, start, count, &rows, &rows, NULL), word);   \
+    CHECK_INVALID(pkv_scatter_kv(calls->cache, layer, calls->batch, index, start, count, &rows, &rows, NULL), word);  \
+  } while (0)
+  CHECK_RANGE(-1, 0, 0, 1, "layer is -1");
+  CHECK_RANGE(NUM_LAYERS, 0, 0, 1, "layer is");
+  CHECK_RANGE(0, -1, 0, 1, "sequence_index is -1");
+  CHECK_RANGE(0, 1, 0, 1, "sequence_index is 1");
+  CHECK_RANGE(0, INT64_MAX, 0, 1, "9223372036854775807");
+  CHECK_RANGE(0, 0, -1, 1, "start is -1");
+  CHECK_RANGE(0, 0, NUM_TOKENS + 1, 0, "start is 4");
+  CHECK_RANGE(0, 0, INT64_MIN, 0, "-9223372036854775808");
+  CHECK_RANGE(0, 0, 0, NUM_TOKENS + 1, "count is 4");
+  CHECK_RANGE(0, 0, 2, 2, "count is 2");
+  CHECK_RANGE(0, 0, 0, -1, "count is -1");
+  CHECK_RANGE(0, 0, 1, INT64_MAX, "9223372036854775807");
+  const pkv_tensor none = make_tensor(NULL, PKV_FLOAT32, 3, 0, NUM_KV_HEADS, HEAD_DIM);
+  CHECK_OK(pkv_gather_kv(calls->cache, 0, calls->batch, 0, NUM_TOKENS, 0, &none, &none, NULL));
+  CHECK_OK(pkv_scatter_kv(calls->cache, 0, calls->batch, 0, 0, 0, &none, &none, NULL));
+  const pkv_tensor rows = make_tensor(data, PKV_FLOAT32, 3, NUM_TOKENS, NUM_KV_HEADS, HEAD_DIM);
+  pkv_tensor broadcast = rows;
+  broadcast.strides[1] = HEAD_DIM;
+  broadcast.strides[2] = 1;
+  CHECK_INVALID(call_gather_k(calls, &broadcast), "k has strides[0] = 0");
+  CHECK_OK(call_scatter_k(calls, &broadcast));
+}
+
 static void check_tensor(const kernel_calls *calls, const char *name, const pkv_tensor *good,
                          pkv_status (*call)(const kernel_calls *, const pkv_tensor *)) {
   CHECK_OK(call(calls, good));
@@ -222,13 +288,15 @@ static void check_tensor(const kernel_calls *calls, const char *name, const pkv_
   } while (0)
   const int32_t wrong_ndims[] = {0, -1, good->ndim - 1, good->ndim + 1, 5, INT32_MAX, INT32_MIN};
   for (int64_t i = 0; i < COUNT(wrong_ndims); ++i) CHECK_MEMBER(ndim, wrong_ndims[i]);
-  const int wrong_dtypes[] = {PKV_DTYPE_NONE, PKV_FLOAT8_E4M3, PKV_INT8, PKV_INT32, PKV_INT64, 9, -1, 1 << 20};
+  const int wrong_dtypes[] = {PKV_DTYPE_NONE, PKV_FLOAT8_E4M3, PKV_INT8, PKV_INT32, PKV_INT64, PKV_BOOL, 10, -1, 1 << 20};
   for (int64_t i = 0; i < COUNT(wrong_dtypes); ++i) CHECK_MEMBER(dtype, (pkv_dtype)wrong_dtypes[i]);
   for (int32_t d = 0; d < good->ndim; ++d) {
     const int64_t wrong_sizes[] = {0, -1, good->shape[d] + 1, INT64_MAX, INT64_MIN};
     for (int64_t i = 0; i < COUNT(wrong_sizes); ++i) {
       /* What is merged may have any shape: there the first tensor is right and the others wrong. */
       if (strcmp(name, "out_a") == 0) continue;
+      /* A table of angles may be longer than it must be. */
+      if (strcmp(name, "cos_sin") == 0 && d == 0 && wrong_sizes[i] > 0) continue;
       CHECK_MEMBER(shape[d], wrong_sizes[i]);
     }
   }
@@ -250,6 +318,67 @@ static void check_tensor(const kernel_calls *calls, const char *name, const pkv_
   }
 }
 
+/* Three tokens of one sequence: rows of three or more masks of one byte. */
+static void test_tree_mask(const kernel_calls *calls) {
+  static uint8_t bytes[NUM_TOKENS * 8] = {1, 0, 0, 0, 0, 0, 0, 0, 255, 1, 0, 0, 0, 0, 0, 0, 1, 0, 7};
+  pkv_attend_options options;
+  memset(&options, 0, sizeof options);
+  options.struct_size = sizeof options;
+  const pkv_tensor good = make_tensor(bytes, PKV_BOOL, 2, NUM_TOKENS, 8, 0);
+  pkv_tensor mask = good;
+  options.tree_mask = &mask;
+#define CALL_WITH_MASK() pkv_attend(calls->cache, 0, calls->batch, &calls->queries, &calls->results, &options)
+  CHECK_OK(CALL_WITH_MASK());
+  mask.shape[1] = NUM_TOKENS;
+  CHECK_OK(CALL_WITH_MASK());
+  mask.shape[1] = NUM_TOKENS - 1;
+  CHECK_INVALID(CALL_WITH_MASK(), "tree_mask has shape[1] = 2, but a sequence has 3 new tokens");
+  mask = good;
+  mask.shape[0] = NUM_TOKENS + 1;
+  CHECK_INVALID(CALL_WITH_MASK(), "tree_mask has shape[0] = 4");
+  mask = good;
+  mask.ndim = 1;
+  CHECK_INVALID(CALL_WITH_MASK(), "tree_mask has 1 dimensions");
+  mask = good;
+  mask.strides[0] = 8;
+  mask.strides[1] = 2;
+  CHECK_INVALID(CALL_WITH_MASK(), "tree_mask has strides[1] = 2");
+  mask = good;
+  const int wrong_dtypes[] = {PKV_DTYPE_NONE, PKV_FLOAT32, PKV_INT8, 10};
+  for (int64_t i = 0; i < COUNT(wrong_dtypes); ++i) {
+    mask.dtype = (pkv_dtype)wrong_dtypes[i];
+    CHECK_INVALID(CALL_WITH_MASK(), "tree_mask has dtype");
+  }
+}
+
+static void test_rope(const kernel_calls *calls) {
+  pkv_rope good;
+  memset(&good, 0, sizeof good);
+  good.struct_size = sizeof good;
+#define CHECK_ROPE(member, value, word)                      \
+  do {                                                       \
+    pkv_rope wrong = good;                                   \
+    wrong.member = (value);                                  \
+    CHECK_INVALID(call_with_rope(calls, &wrong), word);      \
+  } while (0)
+  CHECK_ROPE(struct_size, 0, "rope->struct_size is 0");
+  CHECK_ROPE(base, -1, "base is -1");
+  CHECK_ROPE(base, (float)NAN, "base is nan");
+  CHECK_ROPE(base, (float)INFINITY, "base is inf");
+  CHECK_ROPE(rotary_dim, 3, "rotary_dim is 3");
+  CHECK_ROPE(rotary_dim, -2, "rotary_dim is -2");
+  CHECK_ROPE(rotary_dim, HEAD_DIM + 2, "rotary_dim is 10");
+  CHECK_ROPE(rotary_dim, INT32_MAX, "2147483647");
+  CHECK_ROPE(interleaved, (pkv_toggle)3, "interleaved is 3");
+  static float table[(NUM_TOKENS - 1) * HEAD_DIM];
+  const pkv_tensor angles = make_tensor(table, PKV_FLOAT32, 2, NUM_TOKENS - 1, HEAD_DIM, 0);
+  CHECK_INVALID(call_with_angles(calls, &angles), "cos_sin has 2 positions, but the step goes to 2");
+  good.rotary_dim = 4;
+  good.base = 500;
+  good.interleaved = PKV_ON;
+  CHECK_OK(call_with_rope(calls, &good));
+}
+
 static void test_kernels(void) {
   kernel_calls calls;
   static float rows[(NUM_TOKENS + 1) * NUM_HEADS * HEAD_DIM], logs[(NUM_TOKENS + 1) * NUM_HEADS], results[COUNT(rows)];
@@ -261,6 +390,7 @@ static void test_kernels(void) {
   calls.logs = make_tensor(logs, PKV_FLOAT32, 2, NUM_TOKENS, NUM_HEADS, 0);
   calls.merged = calls.results;
   const pkv_tensor per_head = make_tensor(logs, PKV_FLOAT32, 1, NUM_HEADS, 0, 0);
+  const pkv_tensor angles = make_tensor(rows, PKV_FLOAT32, 2, NUM_TOKENS, HEAD_DIM, 0);
   CHECK_INVALID(call_with_k(&calls, &calls.rows), "no prepared step");
   CHECK_INVALID(call_with_q(&calls, &calls.queries), "no prepared step");
   const pkv_sequence sequence = open_sequence(calls.cache, NULL, 0);
@@ -280,6 +410,15 @@ static void test_kernels(void) {
   check_tensor(&calls, "lse_a", &calls.logs, call_with_lse_a);
   check_tensor(&calls, "lse_b", &calls.logs, call_with_lse_b);
   check_tensor(&calls, "lse", &calls.logs, call_with_lse);
+
+  check_tensor(&calls, "cos_sin", &angles, call_with_angles);
+  calls.merged = make_tensor(results, PKV_FLOAT32, 3, NUM_TOKENS, NUM_KV_HEADS, HEAD_DIM);
+  check_tensor(&calls, "k", &calls.rows, call_gather_k);
+  check_tensor(&calls, "v", &calls.merged, call_gather_v);
+  check_tensor(&calls, "k", &calls.rows, call_scatter_k);
+  check_tensor(&calls, "v", &calls.rows, call_scatter_v);
+  calls.merged = calls.results;
+  test_row_ranges(&calls);
 
   const int32_t wrong_layers[] = {-1, NUM_LAYERS, INT32_MAX, INT32_MIN};
   for (int64_t i = 0; i < COUNT(wrong_layers); ++i) {
@@ -306,8 +445,11 @@ static void test_kernels(void) {
   CHECK_ATTEND_OPTION(causal, (pkv_toggle)3, "causal is 3");
   CHECK_ATTEND_OPTION(window, -1, "window is -1");
   CHECK_ATTEND_OPTION(window, INT64_MIN, "-9223372036854775808");
+  CHECK_ATTEND_OPTION(invariant, (pkv_toggle)3, "invariant is 3");
+  test_tree_mask(&calls);
   CHECK_ATTEND_OPTION(softcap, -1, "softcap is -1");
   CHECK_ATTEND_OPTION(softcap, (float)NAN, "softcap is nan");
+  test_rope(&calls);
   good.window = INT64_MAX;
   CHECK_OK(pkv_attend(calls.cache, 0, calls.batch, &calls.queries, &calls.results, &good));
   const char *const wrong_devices[] = {"", "hos", "host ", "HOST", "cuda:x", "cuda:1:2"};

@@ -46,14 +46,17 @@ static inline pkv_cache_options make_cache_options(const pkv_layout *layout, int
   return options;
 }
 
-static inline pkv_cache *make_cache(int64_t num_blocks) {
-  const pkv_layer_group group = make_group();
+static inline pkv_cache *make_cache_of(pkv_dtype dtype, int64_t num_blocks) {
+  pkv_layer_group group = make_group();
+  group.dtype = dtype;
   const pkv_layout layout = make_layout(&group);
   const pkv_cache_options options = make_cache_options(&layout, num_blocks);
   pkv_cache *cache = NULL;
   REQUIRE_OK(pkv_cache_create(&options, &cache));
   return cache;
 }
+
+static inline pkv_cache *make_cache(int64_t num_blocks) { return make_cache_of(PKV_FLOAT32, num_blocks); }
 
 static inline pkv_batch_options make_batch_options(uint32_t formats) {
   pkv_batch_options options;

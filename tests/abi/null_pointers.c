@@ -43,11 +43,16 @@ static void test_pool(void) {
   CHECK_INVALID(pkv_pool_block_ptr(NULL, 0, &address), "pool is NULL");
   CHECK_INVALID(pkv_pool_resize(NULL, 5), "pool is NULL");
   CHECK_INVALID(pkv_pool_copy_blocks(NULL, &block, &block, 1, NULL), "pool is NULL");
+  CHECK_INVALID(pkv_pool_zero_blocks(NULL, &block, 1, NULL), "pool is NULL");
   CHECK_INVALID(pkv_pool_get_stats(NULL, &stats), "pool is NULL");
+  CHECK_EQUAL(pkv_pool_num_blocks(NULL), 0);
+  CHECK_EQUAL(pkv_pool_num_free(NULL), 0);
   CHECK_OK(pkv_pool_allocate(pool, 1, &block));
   CHECK_POOL_REFUSED(pool, pkv_pool_allocate(pool, 1, NULL), PKV_INVALID_ARGUMENT, "out_blocks is NULL");
   CHECK_POOL_REFUSED(pool, pkv_pool_retain(pool, NULL, 1), PKV_INVALID_ARGUMENT, "blocks is NULL");
   CHECK_POOL_REFUSED(pool, pkv_pool_free(pool, NULL, 1), PKV_INVALID_ARGUMENT, "blocks is NULL");
+  CHECK_POOL_REFUSED(pool, pkv_pool_zero_blocks(pool, NULL, 1, NULL), PKV_INVALID_ARGUMENT, "blocks is NULL");
+  CHECK_OK(pkv_pool_zero_blocks(pool, NULL, 0, NULL));
   CHECK_POOL_REFUSED(pool, pkv_pool_block_ptr(pool, 0, NULL), PKV_INVALID_ARGUMENT, "out is NULL");
   CHECK_POOL_REFUSED(pool, pkv_pool_copy_blocks(pool, NULL, &block, 1, NULL), PKV_INVALID_ARGUMENT, "sources is NULL");
   CHECK_POOL_REFUSED(pool, pkv_pool_copy_blocks(pool, &block, NULL, 1, NULL), PKV_INVALID_ARGUMENT,
@@ -96,6 +101,7 @@ static void test_cache(void) {
   pkv_sequence sequence = 0;
   CHECK_INVALID(pkv_cache_set_kv_scales(NULL, 0, scales, scales), "cache is NULL");
   CHECK_INVALID(pkv_cache_evict(NULL, 1, &number), "cache is NULL");
+  CHECK_INVALID(pkv_cache_zero_uncached(NULL, NULL, &number), "cache is NULL");
   CHECK_INVALID(pkv_cache_reset(NULL), "cache is NULL");
   CHECK_INVALID(pkv_cache_get_stats(NULL, &stats), "cache is NULL");
   CHECK_INVALID(pkv_cache_check(NULL), "cache is NULL");
@@ -105,6 +111,7 @@ static void test_cache(void) {
   CHECK_REFUSED(cache, pkv_cache_set_kv_scales(cache, 0, NULL, scales), PKV_INVALID_ARGUMENT, "k_scale is NULL");
   CHECK_REFUSED(cache, pkv_cache_set_kv_scales(cache, 0, scales, NULL), PKV_INVALID_ARGUMENT, "v_scale is NULL");
   CHECK_OK(pkv_cache_evict(cache, 1, NULL));
+  CHECK_OK(pkv_cache_zero_uncached(cache, NULL, NULL));
   CHECK_REFUSED(cache, pkv_cache_get_stats(cache, NULL), PKV_INVALID_ARGUMENT, "out is NULL");
   CHECK_REFUSED(cache, pkv_cache_explain(cache, 0, NULL, 1, &length), PKV_INVALID_ARGUMENT, "buffer is NULL");
   CHECK_REFUSED(cache, pkv_cache_explain(cache, 0, NULL, SIZE_MAX, &length), PKV_INVALID_ARGUMENT, "buffer is NULL");
@@ -185,6 +192,8 @@ static void test_batch(void) {
   info.struct_size = sizeof info;
   CHECK_INVALID(pkv_batch_get_table(NULL, PKV_SEQ_LENS, &array), "batch is NULL");
   CHECK_INVALID(pkv_batch_get_table(batch, PKV_SEQ_LENS, NULL), "out is NULL");
+  CHECK_INVALID(pkv_batch_get_device_table(NULL, PKV_SEQ_LENS, &array), "batch is NULL");
+  CHECK_INVALID(pkv_batch_get_device_table(batch, PKV_SEQ_LENS, NULL), "out is NULL");
   CHECK_INVALID(pkv_batch_get_info(NULL, &info), "batch is NULL");
   CHECK_INVALID(pkv_batch_get_info(batch, NULL), "out is NULL");
   CHECK_OK(pkv_cache_check(cache));
@@ -221,6 +230,31 @@ static void test_kernels(void) {
   CHECK_INVALID(pkv_write_kv(cache, 0, batch, &no_rows, &rows, NULL), "k has data NULL");
   CHECK_INVALID(pkv_write_kv(cache, 0, batch, &rows, &no_rows, NULL), "v has data NULL");
   CHECK_OK(pkv_write_kv(cache, 0, batch, &rows, &rows, NULL));
+  pkv_tensor no_angles = make_tensor(NULL, 4, HEAD_DIM, 0);
+  pkv_rope rope;
+  memset(&rope, 0, sizeof rope);
+  rope.struct_size = sizeof rope;
+  rope.cos_sin = &no_angles;
+  pkv_write_options write_options;
+  memset(&write_options, 0, sizeof write_options);
+  write_options.struct_size = sizeof write_options;
+  CHECK_OK(pkv_write_kv(cache, 0, batch, &rows, &rows, &write_options));
+  write_options.rope = &rope;
+  CHECK_INVALID(pkv_write_kv(cache, 0, batch, &rows, &rows, &write_options), "cos_sin has data NULL");
+  rope.cos_sin = NULL;
+  CHECK_OK(pkv_write_kv(cache, 0, batch, &rows, &rows, &write_options));
+  CHECK_INVALID(pkv_gather_kv(NULL, 0, batch, 0, 0, 2, &rows, &rows, NULL), "cache is NULL");
+  CHECK_INVALID(pkv_gather_kv(cache, 0, NULL, 0, 0, 2, &rows, &rows, NULL), "batch is NULL");
+  CHECK_INVALID(pkv_gather_kv(cache, 0, batch, 0, 0, 2, NULL, &rows, NULL), "k is NULL");
+  CHECK_INVALID(pkv_gather_kv(cache, 0, batch, 0, 0, 2, &rows, NULL, NULL), "v is NULL");
+  CHECK_INVALID(pkv_gather_kv(cache, 0, batch, 0, 0, 2, &no_rows, &rows, NULL), "k has data NULL");
+  CHECK_INVALID(pkv_gather_kv(cache, 0, batch, 0, 0, 2, &rows, &no_rows, NULL), "v has data NULL");
+  CHECK_INVALID(pkv_scatter_kv(NULL, 0, batch, 0, 0, 2, &rows, &rows, NULL), "cache is NULL");
+  CHECK_INVALID(pkv_scatter_kv(cache, 0, NULL, 0, 0, 2, &rows, &rows, NULL), "batch is NULL");
+  CHECK_INVALID(pkv_scatter_kv(cache, 0, batch, 0, 0, 2, NULL, &rows, NULL), "k is NULL");
+  CHECK_INVALID(pkv_scatter_kv(cache, 0, batch, 0, 0, 2, &rows, NULL, NULL), "v is NULL");
+  CHECK_INVALID(pkv_scatter_kv(cache, 0, batch, 0, 0, 2, &no_rows, &rows, NULL), "k has data NULL");
+  CHECK_INVALID(pkv_scatter_kv(cache, 0, batch, 0, 0, 2, &rows, &no_rows, NULL), "v has data NULL");
   CHECK_INVALID(pkv_attend(NULL, 0, batch, &rows, &rows, NULL), "cache is NULL");
   CHECK_INVALID(pkv_attend(cache, 0, NULL, &rows, &rows, NULL), "batch is NULL");
   CHECK_INVALID(pkv_attend(cache, 0, batch, NULL, &rows, NULL), "q is NULL");
@@ -241,6 +275,9 @@ static void test_kernels(void) {
   options.sinks = NULL;
   options.alibi_slopes = &per_head;
   CHECK_INVALID(pkv_attend(cache, 0, batch, &rows, &rows, &options), "alibi_slopes has data NULL");
+  options.alibi_slopes = NULL;
+  options.tree_mask = &no_lse;
+  CHECK_INVALID(pkv_attend(cache, 0, batch, &rows, &rows, &options), "tree_mask has data NULL");
 
   CHECK_INVALID(pkv_merge_states(NULL, &rows, &lse, &rows, &lse, &rows, &lse, NULL), "device is NULL");
   CHECK_INVALID(pkv_merge_states("host", NULL, &lse, &rows, &lse, &rows, &lse, NULL), "out_a is NULL");

@@ -91,6 +91,8 @@ static void test_counts_owners(void) {
   CHECK_OK(pkv_pool_retain(pool, again, 3));  /* owners: 3, 2 */
   CHECK_OK(pkv_pool_free(pool, blocks, 2));
   CHECK_EQUAL(get_pool_stats(pool).num_free, 1);
+  CHECK_EQUAL(pkv_pool_num_free(pool), 1);
+  CHECK_EQUAL(pkv_pool_num_blocks(pool), 3);
   CHECK_EQUAL(get_pool_stats(pool).frees, 0);
   CHECK_OK(pkv_pool_free(pool, blocks, 2));
   CHECK_EQUAL(get_pool_stats(pool).num_free, 2);
@@ -253,6 +255,24 @@ static void test_wrong_options(void) {
   pkv_pool_destroy(pool);
 }
 
+static void test_zeroes_blocks(void) {
+  pkv_pool *pool = make_pool(768, 5);
+  int32_t blocks[4];
+  CHECK_OK(pkv_pool_allocate(pool, 4, blocks));
+  char *base = get_pool_stats(pool).base;
+  memset(base, 'a', 5 * 768);
+  const int32_t unowned[] = {0, 4}, foreign[] = {0, 5}, negative[] = {-1};
+  CHECK_POOL_REFUSED(pool, pkv_pool_zero_blocks(pool, unowned, 2, NULL), PKV_INVALID_ARGUMENT, "blocks[1] is block 4");
+  CHECK_POOL_REFUSED(pool, pkv_pool_zero_blocks(pool, foreign, 2, NULL), PKV_INVALID_ARGUMENT, "blocks[1] is block 5");
+  CHECK_POOL_REFUSED(pool, pkv_pool_zero_blocks(pool, negative, 1, NULL), PKV_INVALID_ARGUMENT, "block -1");
+  CHECK_POOL_REFUSED(pool, pkv_pool_zero_blocks(pool, blocks, -2, NULL), PKV_INVALID_ARGUMENT, "-2");
+  CHECK(base[0] == 'a');
+  const int32_t twice[] = {2, 0, 2};
+  CHECK_OK(pkv_pool_zero_blocks(pool, twice, 3, NULL));
+  for (int i = 0; i < 5 * 768; ++i) CHECK(base[i] == (i / 768 == 0 || i / 768 == 2 ? 0 : 'a'));
+  pkv_pool_destroy(pool);
+}
+
 int main(void) {
   test_last_in_first_out();
   test_allocates_all_or_nothing();
@@ -261,6 +281,7 @@ int main(void) {
   test_resize();
   test_adopted_memory();
   test_copies_blocks();
+  test_zeroes_blocks();
   test_wrong_options();
   return finish_checks();
 }

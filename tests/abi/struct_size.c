@@ -83,6 +83,21 @@ static pkv_status call_attend(const void *options) {
   return pkv_attend(cache, 0, batch, &rows, &rows, options);
 }
 
+static pkv_status call_write(const void *options) {
+  pkv_tensor rows;
+  memset(&rows, 0, sizeof rows);
+  rows.dtype = PKV_FLOAT32;
+  rows.ndim = 3;
+  rows.shape[1] = NUM_KV_HEADS;
+  rows.shape[2] = HEAD_DIM;
+  return pkv_write_kv(cache, 0, batch, &rows, &rows, options);
+}
+
+static pkv_status call_rope(const void *rope) {
+  const pkv_write_options options = {sizeof options, NULL, rope};
+  return call_write(&options);
+}
+
 /* known: bytes of the struct; older: bytes that a first version of it would have had, enough for a good call. */
 static void test_options(const char *name, option_call call, const void *good, size_t known, size_t older) {
   fprintf(stderr, "%s\n", name);
@@ -184,6 +199,10 @@ int main(void) {
   memset(&open_options, 0, sizeof open_options);
   pkv_attend_options attend_options;
   memset(&attend_options, 0, sizeof attend_options);
+  pkv_write_options write_options;
+  memset(&write_options, 0, sizeof write_options);
+  pkv_rope rope;
+  memset(&rope, 0, sizeof rope);
 
   TEST_OPTIONS(call_pool_create, pool_options, device);
   TEST_OPTIONS(call_layout_describe, layout, groups);
@@ -194,6 +213,8 @@ int main(void) {
   TEST_OPTIONS(call_batch_create, batch_options, max_tokens);
   TEST_OPTIONS(call_prepare, prepare_options, stream);
   TEST_OPTIONS(call_attend, attend_options, stream);
+  TEST_OPTIONS(call_write, write_options, stream);
+  TEST_OPTIONS(call_rope, rope, cos_sin);
 
   test_out("shortage", get_shortage_into, sizeof(pkv_shortage), offsetof(pkv_shortage, available));
   test_out("cuda_info", get_cuda_info, sizeof(pkv_cuda_info), offsetof(pkv_cuda_info, driver_version));

@@ -35,6 +35,19 @@ static void check_table64(pkv_batch_table table, const int64_t *expected, int64_
   pkv_array_release(&array);
 }
 
+/* On the host the device's tables are the tables themselves, and nobody has to release them. */
+static void check_device_tables(void) {
+  for (int i = PKV_BLOCK_TABLE; i <= PKV_BLOCK_POINTERS; ++i) {
+    pkv_array host, device;
+    REQUIRE_OK(pkv_batch_get_table(batch, (pkv_batch_table)i, &host));
+    REQUIRE_OK(pkv_batch_get_device_table(batch, (pkv_batch_table)i, &device));
+    CHECK(device.data == host.data && device.owner == NULL && device.dtype == host.dtype && device.ndim == host.ndim);
+    CHECK(device.shape[0] == host.shape[0] && device.strides[0] == host.strides[0]);
+    pkv_array_release(&device);
+    pkv_array_release(&host);
+  }
+}
+
 static void check_info(int64_t num_sequences, int64_t num_tokens, int64_t max_query_len, int64_t max_seq_len) {
   pkv_batch_info info;
   memset(&info, 0, sizeof info);
@@ -100,6 +113,8 @@ int main(void) {
   check_table32(PKV_INDPTR, LIST32(0, 2, 4, 4, 4), 5, VECTOR);
   check_table32(PKV_INDICES, LIST32(2, 5, 0, 1), 4, VECTOR);
   check_table32(PKV_LAST_BLOCK_LEN, LIST32(1, 3, 0, 0), 4, VECTOR);
+
+  check_device_tables();
 
   /* Cut, and gone on elsewhere: the row forgets what it showed. */
   CHECK_OK(pkv_sequence_truncate(cache, sequences[0], 2));

@@ -29,6 +29,9 @@ class HostArrays:
     def write_blocks(self, cache, memory):
         np.asarray(cache)[:] = memory
 
+    def fill_blocks(self, cache, byte):
+        np.asarray(cache)[:] = byte
+
 
 class CudaArrays:
     """CuPy arrays of the bits: 16-bit formats that numpy lacks travel as uint16, 8-bit ones as uint8."""
@@ -53,6 +56,9 @@ class CudaArrays:
 
     def write_blocks(self, cache, memory):
         self._memory(cache)[:] = self.cupy.asarray(memory)
+
+    def fill_blocks(self, cache, byte):
+        self._memory(cache)[:] = byte
 
 
 ARRAYS = {"host": HostArrays, "cuda": CudaArrays}

@@ -2,9 +2,11 @@
 import numpy as np
 
 
-def attend(q, k, v, *, scale=None, causal=True, window=None, softcap=None, sinks=None, alibi_slopes=None):
+def attend(q, k, v, *, scale=None, causal=True, window=None, softcap=None, sinks=None, alibi_slopes=None,
+           tree_mask=None):
     """q: [queries, num_heads, head_dim], the last tokens of the sequence; k: [keys, num_kv_heads, head_dim];
-    v: [keys, num_kv_heads, v_head_dim]. Returns out [queries, num_heads, v_head_dim] and lse [queries, num_heads]."""
+    v: [keys, num_kv_heads, v_head_dim]. Returns out [queries, num_heads, v_head_dim] and lse [queries, num_heads].
+    tree_mask: [queries, at least queries], in place of causal among the last tokens."""
     num_queries, num_heads, head_dim = q.shape
     num_keys, num_kv_heads, v_head_dim = v.shape
     out = np.zeros((num_queries, num_heads, v_head_dim))
@@ -15,7 +17,9 @@ def attend(q, k, v, *, scale=None, causal=True, window=None, softcap=None, sinks
     query_position = num_keys - num_queries + np.arange(num_queries)[:, None]
     distance = np.arange(num_keys)[None, :] - query_position  # key - query, [queries, keys]
     is_seen = np.ones((num_queries, num_keys), bool)
-    if causal:
+    if tree_mask is not None:
+        is_seen[:, num_keys - num_queries:] = tree_mask[:, :num_queries]
+    elif causal:
         is_seen &= distance <= 0
     if window is not None:
         is_seen &= distance > -window
@@ -32,9 +36,10 @@ def attend(q, k, v, *, scale=None, causal=True, window=None, softcap=None, sinks
         has_any = is_seen.any(axis=1)
         top = np.where(has_any, top, 0)
         weight = np.exp(score - top[:, None])
+        values = np.where(is_seen.any(axis=0)[:, None], v[:, kv_head].astype(np.float64), 0)
         total = weight.sum(axis=1) + (np.exp(sink - top) if sinks is not None else 0)
-        out[has_any, head] = (weight @ v[:, kv_head].astype(np.float64))[has_any] / total[has_any, None]
-        lse[has_any, head] = (np.log(total) + top)[has_any]
+        out[has_any, head] = (weight @ values)[has_any] / total[has_any, None]
+        lse[has_any, head] = np.log(total[has_any]) + top[has_any]
     return out, lse
 
 

@@ -34,6 +34,7 @@ class Trial:
                                    device=device, prefix_caching=prefix_caching)
         self.tracked = []
         self._make_rows(static_scales)
+        self.arrays.fill_blocks(self.cache, dtypes.POISON[self.dtype])  # new memory has no contents yet
         self.poison()
 
     def _make_rows(self, static_scales):
@@ -150,7 +151,10 @@ class Trial:
         for tracked, tokens in work:
             rows = self.rows_of(tracked.tokens)
             k, v = (stored[rows] for stored in self.stored_rows[layer])
-            out, lse = reference.attend(dtypes.decode(q[start:start + len(tokens)], q_dtype), k, v, **options)
+            own = dict(options)
+            if "tree_mask" in own:
+                own["tree_mask"] = own["tree_mask"][start:start + len(tokens)]
+            out, lse = reference.attend(dtypes.decode(q[start:start + len(tokens)], q_dtype), k, v, **own)
             outs.append(out)
             lses.append(lse)
             start += len(tokens)
@@ -164,6 +168,8 @@ class Trial:
         out = self.arrays.put(np.full(q.shape[:2] + (self.v_head_dim,), _nan_bits(q_dtype), q.dtype))
         given = {name: self.arrays.put(np.asarray(value, np.float32)) if name in ("sinks", "alibi_slopes") else value
                  for name, value in options.items()}
+        if "tree_mask" in given:
+            given["tree_mask"] = self.arrays.put(given["tree_mask"])
         self.cache.attend(layer, batch, self.arrays.put(q), out=out, lse=lse, **given)
         return dtypes.decode(self.arrays.get(out), q_dtype), self.arrays.get(lse).astype(np.float64)
 

@@ -144,11 +144,143 @@ def test_good_options(step, options):
     assert np.isfinite(step.cache.attend(0, step.batch, step.q, **options)).all()
 
 
-def test_what_is_not_there_yet(step, unchanged):
-    with unchanged(pagedkv.UnsupportedError, "rope"):
-        step.cache.write_kv(0, step.batch, step.k, step.v, rope=object())
-    with unchanged(pagedkv.UnsupportedError, "tree_mask"):
-        step.cache.attend(0, step.batch, step.q, tree_mask=np.zeros(1))
+@pytest.mark.parametrize("rope", [object(), 10000.0, True, "neox", {"base": 10000.0}, (1, 2), pagedkv.Rope,
+                                  pagedkv.Rope.__new__(pagedkv.Rope)], ids=name)  # fmt: skip
+def test_what_is_no_rope(step, unchanged, rope):
+    with unchanged(text="pagedkv.Rope"):
+        step.cache.write_kv(0, step.batch, step.k, step.v, rope=rope)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [(dict(base=0), "base"), (dict(base=-1.0), "base"), (dict(base=float("inf")), "base"), (dict(base="1"), "base"),
+     (dict(rotary_dim=0), "rotary_dim"), (dict(rotary_dim=-2), "rotary_dim"), (dict(rotary_dim=2**31), "rotary_dim"),
+     (dict(rotary_dim=8.0), "rotary_dim"), (dict(cos_sin=1.0), "cos_sin"), (dict(cos_sin=[[1.0]]), "cos_sin"),
+     (dict(cos_sin=np.zeros((7, 16))), "cos_sin")],
+    ids=str,
+)  # fmt: skip
+def test_bad_ropes(refuses, options, text):
+    with refuses(None, text=text):
+        pagedkv.Rope(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [(dict(rotary_dim=3), "rotary_dim"), (dict(rotary_dim=18), "rotary_dim"),
+     (dict(cos_sin=np.zeros((7, 16), np.float16)), "cos_sin"), (dict(cos_sin=np.zeros((7, 8), np.float32)), "cos_sin"),
+     (dict(cos_sin=np.zeros((4, 16), np.float32)), "cos_sin"), (dict(cos_sin=np.zeros(16, np.float32)), "cos_sin"),
+     (dict(cos_sin=np.zeros((7, 16), np.float32), rotary_dim=8), "cos_sin")],
+    ids=str,
+)  # fmt: skip
+def test_ropes_that_do_not_fit(step, unchanged, options, text):
+    rope = pagedkv.Rope(**options)
+    with unchanged(text=text):
+        step.cache.write_kv(0, step.batch, step.k, step.v, rope=rope)
+
+
+def test_rope_says_what_it_is(step):
+    rope = pagedkv.Rope(base=500, rotary_dim=np.int32(8), interleaved=1)
+    assert (rope.base, rope.rotary_dim, rope.interleaved, rope.cos_sin) == (500, 8, True, None)
+    assert repr(pagedkv.Rope()) == "pagedkv.Rope(base=10000.0, rotary_dim=None, interleaved=False)"
+    step.cache.write_kv(0, step.batch, step.k, step.v, rope=rope)
+    table = np.zeros((7, 16), np.float32)
+    table[:, :8] = 1  # no rotation
+    rope = pagedkv.Rope(cos_sin=table)
+    assert rope.cos_sin is table
+    del table
+    step.cache.write_kv(0, step.batch, step.k, step.v, rope=rope)
+    without = bytes(memoryview(step.cache))
+    step.cache.write_kv(0, step.batch, step.k, step.v)
+    assert bytes(memoryview(step.cache)) == without
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [1, True, "mask", [[True] * 5] * 7, np.ones((7, 5), np.int8), np.ones((7, 5), np.float32), np.ones((7, 5)),
+     np.ones((7, 5), np.int32), np.ones((7, 4), bool), np.ones((6, 5), bool), np.ones(35, bool),
+     np.ones((7, 5, 1), bool), np.ones((7, 10), bool)[:, ::2], np.ones((5, 7), bool).T],
+    ids=name,
+)  # fmt: skip
+def test_bad_tree_masks(step, unchanged, bad):
+    with unchanged(text="tree_mask"):
+        step.cache.attend(0, step.batch, step.q, tree_mask=bad)
+
+
+def test_tree_masks(step):
+    step.cache.write_kv(0, step.batch, step.k, step.v)
+    causal = step.cache.attend(0, step.batch, step.q)
+    mask = np.zeros((7, 6), bool)
+    for token, position in enumerate([0, 1, 2, 3, 4, 0, 1]):
+        mask[token, : position + 1] = True
+    integers = mask.astype(np.uint8) * 200
+    address = integers.__array_interface__["data"][0]
+    wide = np.zeros((7, 64), bool)
+    wide[:, :6] = mask
+    for given in (mask, integers, memoryview(mask), wide[:, :6], (address, (7, 6), bool), (address, (7, 6), "uint8"),
+                  (address, (7, 6), "bool", (6, 1))):  # fmt: skip
+        for is_causal in (True, False):
+            out = step.cache.attend(0, step.batch, step.q, tree_mask=given, causal=is_causal)
+            np.testing.assert_allclose(out, causal, atol=1e-6)
+
+
+def test_invariant_is_a_flag(step):
+    step.cache.write_kv(0, step.batch, step.k, step.v)
+    out = step.cache.attend(0, step.batch, step.q)
+    np.testing.assert_array_equal(step.cache.attend(0, step.batch, step.q, invariant=True), out)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [((2, 0, 0, 1), "layer"), ((0, -1, 0, 1), "sequence_index"), ((0, 2, 0, 1), "sequence_index"),
+     ((0, "0", 0, 1), "index"), ((0, 0, -1, 1), "start"), ((0, 0, 6, 0), "start"), ((0, 0, 0.0, 1), "start"),
+     ((0, 0, 0, 6), "count"), ((0, 1, 1, 2), "count"), ((0, 0, 0, -1), "count"), ((0, 0, 0, 2**62), "count"),
+     ((0, 0, 0, None), "count")],
+    ids=str,
+)  # fmt: skip
+def test_bad_gathers(step, unchanged, arguments, text):
+    layer, index, start, count = arguments
+    with unchanged(text=text):
+        step.cache.gather_kv(layer, step.batch, index, start, count)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [None, 3, np.zeros((2, 2, 16)), np.zeros((2, 2, 16), np.int8), np.zeros((2, 2, 16), np.uint8),
+     np.zeros((3, 2, 16), np.float32), np.zeros((2, 2, 8), np.float32), np.zeros((2, 32), np.float32),
+     np.zeros((2, 2, 32), np.float32)[..., ::2]],
+    ids=name,
+)  # fmt: skip
+def test_bad_rows_of_gather_and_scatter(step, unchanged, bad):
+    good = np.zeros((2, 2, 16), np.float32)
+    for pair in ((bad, good), (good, bad)):
+        with unchanged():
+            step.cache.gather_kv(0, step.batch, 0, 1, 2, k=pair[0], v=pair[1])
+        with unchanged():
+            step.cache.scatter_kv(0, step.batch, 0, 1, *pair)
+    read_only = good.copy()
+    read_only.flags.writeable = False
+    with unchanged(text="read-only"):
+        step.cache.gather_kv(0, step.batch, 0, 1, 2, k=good, v=read_only)
+    with unchanged(text="stream"):
+        step.cache.gather_kv(0, step.batch, 0, 1, 2, stream="0")
+    assert not good.any()
+
+
+def test_gather_and_scatter(step):
+    step.cache.write_kv(1, step.batch, step.k, step.v)
+    k, v = step.cache.gather_kv(1, step.batch, 0, 1, 4)
+    np.testing.assert_array_equal(k, step.k[1:5])
+    np.testing.assert_array_equal(v, step.v[1:5])
+    assert k.dtype == v.dtype == np.float32
+    given = np.zeros((2, 2, 16), np.float16), np.zeros((2, 2, 16), np.float16)
+    assert step.cache.gather_kv(1, step.batch, 1, 0, 2, k=given[0], v=given[1])[0] is given[0]
+    np.testing.assert_array_equal(given[1], step.v[5:].astype(np.float16))
+    step.cache.scatter_kv(1, step.batch, 1, 1, step.k[:1], step.v[:1])
+    k, v = step.cache.gather_kv(1, step.batch, 1, 0, 2)
+    np.testing.assert_array_equal(k, step.k[[5, 0]])
+    np.testing.assert_array_equal(v, step.v[[5, 0]])
+    k, v = step.cache.gather_kv(0, step.batch, 0, 5, 0)
+    assert k.shape == v.shape == (0, 2, 16)
 
 
 def test_heads_must_divide(step, unchanged):

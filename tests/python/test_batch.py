@@ -201,8 +201,10 @@ def test_padding_below_the_content(cache, refuses):
 
 def test_refused_prepare_keeps_the_tables(step, refuses):
     before = {table: getattr(step.batch, table).tolist() for table in TABLES}
+    with refuses(step.cache, pagedkv.OutOfBlocksError):
+        step.batch.prepare(step.sequences, [1, 60])
     with refuses(step.cache, pagedkv.NeverFitsError):
-        step.batch.prepare(step.sequences, [1, 62])
+        step.batch.prepare(step.sequences, [1, 63])
     with refuses(step.cache):
         step.batch.prepare(step.sequences, [1])
     assert {table: getattr(step.batch, table).tolist() for table in TABLES} == before

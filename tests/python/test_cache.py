@@ -210,6 +210,11 @@ def test_buffer(layout, refuses):
     with refuses(cache, pagedkv.BusyError, "view"):
         cache.close()
     del memory
+    memory = np.from_dlpack(cache)
+    assert memory.ctypes.data == cache.base_ptr
+    with refuses(cache, pagedkv.BusyError, "view"):
+        cache.close()
+    del memory
     cache.close()
     with pytest.raises(BufferError):
         memoryview(cache)
@@ -264,7 +269,7 @@ def test_closed(layout):
     assert (cache.layout, cache.device, cache.block_size) == (layout, "host", 4)
     row = np.zeros((1, 2, 16), np.float32)
     calls = [
-        lambda: cache.open([1]), lambda: cache.evict(1), lambda: cache.victims(1), cache.reset,
+        lambda: cache.open([1]), lambda: cache.evict(1), lambda: cache.zero_uncached(), lambda: cache.victims(1), cache.reset,
         lambda: cache.batch(1, 1), lambda: cache.write_kv(0, batch, row, row),
         lambda: cache.attend(0, batch, row), lambda: cache.set_kv_scales(0, 1.0, 1.0), lambda: cache.num_blocks,
         lambda: cache.num_free_blocks, lambda: cache.num_cached_blocks, lambda: cache.base_ptr,

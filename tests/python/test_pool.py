@@ -82,7 +82,7 @@ def test_block_must_be_an_id(pool, refuses, value):
     for call in calls:
         with refuses(pool):
             call(value)
-    for call in (pool.free, pool.retain, lambda blocks: pool.copy_blocks(blocks, blocks)):
+    for call in (pool.free, pool.retain, pool.zero_blocks, lambda blocks: pool.copy_blocks(blocks, blocks)):
         with refuses(pool):
             call([0, value])
 
@@ -96,7 +96,7 @@ def test_block_must_be_an_id(pool, refuses, value):
 )  # fmt: skip
 def test_blocks_must_be_integers(pool, refuses, value):
     pool.allocate(4)
-    for call in (pool.free, pool.retain, lambda blocks: pool.copy_blocks(blocks, [0, 1])):
+    for call in (pool.free, pool.retain, pool.zero_blocks, lambda blocks: pool.copy_blocks(blocks, [0, 1])):
         with refuses(pool):
             call(value)
 
@@ -173,6 +173,21 @@ def test_bad_copies(pool, refuses):
             pool.copy_blocks([0], [1], stream=stream)
 
 
+def test_zero_blocks(pool, refuses):
+    memory = np.asarray(pool)
+    memory[:] = 7
+    blocks = pool.allocate(4)
+    pool.zero_blocks(int(blocks[0]))
+    pool.zero_blocks(np.array([blocks[2], blocks[3], blocks[2]]))
+    pool.zero_blocks([])
+    is_zero = [not memory[block].any() for block in range(8)]
+    assert is_zero == [block in {*blocks.tolist()} - {int(blocks[1])} for block in range(8)]
+    assert (memory[blocks[1]] == 7).all()
+    for stream in ("0", 1.5, -1):
+        with refuses(pool, text="stream"):
+            pool.zero_blocks([0], stream=stream)
+
+
 def test_resize(pool, refuses):
     block = pool.allocate(8)[7]
     pool.resize(16)
@@ -209,6 +224,47 @@ def test_buffer(pool, refuses):
     with pytest.raises(BufferError):
         memoryview(pool)
     assert not hasattr(pagedkv.Pool(256, 1, device="host"), "__cuda_array_interface__")
+
+
+class OnlyVersion0:
+    """A consumer from before DLPack 1.0 calls without max_version."""
+
+    def __init__(self, pool):
+        self.pool = pool
+
+    def __dlpack__(self, **options):
+        return self.pool.__dlpack__()
+
+    def __dlpack_device__(self):
+        return self.pool.__dlpack_device__()
+
+
+@pytest.mark.parametrize("wrap", [lambda pool: pool, OnlyVersion0])
+def test_dlpack(pool, refuses, wrap):
+    assert pool.__dlpack_device__() == (1, 0)
+    memory = np.from_dlpack(wrap(pool))
+    assert (memory.dtype, memory.shape) == (np.uint8, (8, 512))
+    assert memory.ctypes.data == pool.base_ptr
+    with refuses(pool, pagedkv.BusyError, "view"):
+        pool.close()
+    capsule = wrap(pool).__dlpack__()  # never taken
+    del memory
+    with refuses(pool, pagedkv.BusyError, "view"):
+        pool.resize(9)
+    del capsule
+    pool.resize(9)
+    memory = np.from_dlpack(wrap(pool))
+    reference = weakref.ref(pool)
+    for options in (dict(copy=True), dict(dl_device=(2, 0))):
+        with pytest.raises(BufferError):
+            pool.__dlpack__(**options)
+    pool.__dlpack__(dl_device=(1, 0), copy=False, stream=None, max_version=(1, 0))
+    assert memory.sum() >= 0
+    assert reference() is pool
+    del memory
+    pool.close()
+    with pytest.raises(pagedkv.InvalidArgumentError, match="pool is closed"):
+        pool.__dlpack__()
 
 
 def test_view_outlives_the_name(pool):
@@ -271,6 +327,7 @@ def test_closed(pool):
     calls = [
         pool.allocate, lambda: pool.allocate(2), lambda: pool.free(0), lambda: pool.free([]), lambda: pool.retain([0]),
         lambda: pool.block_ptr(0), lambda: pool.resize(4), lambda: pool.copy_blocks([], []), pool.stats,
+        lambda: pool.zero_blocks(0),
         lambda: pool.num_blocks, lambda: pool.num_free, lambda: pool.base_ptr, pool.__enter__,
     ]  # fmt: skip
     for call in calls:

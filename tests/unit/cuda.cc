@@ -152,14 +152,3 @@ TEST_CASE("the caller's device stays") {
   REQUIRE(cudaPointerGetAttributes(&attributes, memory.memory.base) == cudaSuccess);
   CHECK(attributes.device == last);
 }
-
-TEST_CASE("kernels that are not there are named") {
-  if (!has_device()) return;
-  Backend *backend = open_first();
-  CHECK(backend->write_kv({}, nullptr) == PKV_UNSUPPORTED);
-  CHECK(std::string(last_error()).find("write_kv") != std::string::npos);
-  CHECK(backend->attend({}, nullptr) == PKV_UNSUPPORTED);
-  CHECK(std::string(last_error()).find("attend") != std::string::npos);
-  CHECK(backend->merge_states({}, nullptr) == PKV_UNSUPPORTED);
-  CHECK(std::string(last_error()).find("merge_states") != std::string::npos);
-}

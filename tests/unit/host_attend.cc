@@ -47,6 +47,7 @@ CaseShape draw_shape(std::mt19937_64 &random) {
   shape.has_lse = random() % 4 != 0;
   shape.window = pick<int64_t>(random, {0, 0, 1, 5, 64, 100});
   shape.is_window_released = shape.window > 0 && random() % 2 == 0;
+  shape.has_holes = random() % 5 == 0;
   shape.softcap = pick(random, {0.0f, 0.0f, 2.0f, 50.0f});
   return shape;
 }

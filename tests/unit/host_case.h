@@ -25,6 +25,7 @@ struct CaseShape {
   int32_t padding_sequences = 0, padding_tokens = 0;
   bool is_causal = true, has_sinks = false, has_alibi = false, has_lse = true;
   bool is_window_released = false;  // blocks that no query sees are given back
+  bool has_holes = false;           // some that queries would see, too
   int64_t window = 0;
   float softcap = 0;
 };
@@ -35,7 +36,7 @@ inline std::string describe(const CaseShape &shape) {
                      std::to_string(shape.block_size) + ", heads " + std::to_string(shape.num_kv_heads) + " x " +
                      std::to_string(shape.group) + ", dims " + std::to_string(shape.head_dim) + "/" +
                      std::to_string(shape.v_head_dim) + ", causal " + std::to_string(shape.is_causal) + ", window " +
-                     std::to_string(shape.window) + (shape.is_window_released ? " released" : "") + ", softcap " +
+                     std::to_string(shape.window) + (shape.is_window_released ? " released" : "") + (shape.has_holes ? " with holes" : "") + ", softcap " +
                      std::to_string(shape.softcap) + ", sinks " + std::to_string(shape.has_sinks) + ", alibi " +
                      std::to_string(shape.has_alibi) + ", lens";
   for (size_t i = 0; i < shape.seq_lens.size(); ++i) {
@@ -51,6 +52,7 @@ class Case {
     make_tables();
     write_all();
     if (shape.is_window_released) release_unseen();
+    if (shape.has_holes) release_some();
     make_queries();
   }
   Case(const Case &) = delete;
@@ -187,11 +189,19 @@ class Case {
     for (size_t i = 0; i < shape_.seq_lens.size(); ++i) {
       const int64_t begin = seq_lens_[i] - shape_.query_lens[i] - shape_.window + 1;
       int32_t *blocks = table_.data() + static_cast<int64_t>(i) * params.tables.table_stride;
-      for (int64_t b = 0; (b + 1) * shape_.block_size <= begin; ++b) {
-        std::memset(pool.data() + static_cast<uint64_t>(blocks[b]) * params.kv.block_bytes, 0xff, params.kv.block_bytes);
-        blocks[b] = -1;
-      }
+      for (int64_t b = 0; (b + 1) * shape_.block_size <= begin; ++b) release(blocks + b);
     }
+  }
+
+  void release_some() {
+    for (int32_t &block : table_) {
+      if (block >= 0 && random_() % 4 == 0) release(&block);
+    }
+  }
+
+  void release(int32_t *block) {
+    std::memset(pool.data() + static_cast<uint64_t>(*block) * params.kv.block_bytes, 0xff, params.kv.block_bytes);
+    *block = -1;
   }
 
   void make_queries() {

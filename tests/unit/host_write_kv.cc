@@ -137,3 +137,51 @@ TEST_CASE("host write_kv: the number of threads changes nothing, and unwritten s
   REQUIRE(host_backend()->write_kv(step.write_params, nullptr) == PKV_OK);
   CHECK(step.pool == before);
 }
+
+TEST_CASE("host write_kv: every instruction set rotates to the same bits") {
+  HostSettings settings;
+  const std::vector<const char *> isas = available_isas();
+  std::mt19937_64 random(kSeed);
+  for (const pkv_dtype kv_dtype : kKvDtypes) {
+    for (const pkv_kv_scales scales : {PKV_SCALES_STATIC, PKV_SCALES_PER_TOKEN_HEAD}) {
+      if (scales == PKV_SCALES_PER_TOKEN_HEAD && !is_quantised_dtype(kv_dtype)) continue;
+      const CaseShape shape = make_shape(kv_dtype, scales, PKV_TOKEN_HEAD);
+      Case step(shape, kSeed);
+      WriteKvParams params = step.write_params;
+      std::vector<int64_t> positions(static_cast<size_t>(params.num_tokens));
+      for (size_t i = 0; i < positions.size(); ++i) positions[i] = static_cast<int64_t>(i * i * 7 % 100000);
+      std::vector<float> table(100000 * 72);
+      for (size_t i = 0; i < table.size(); ++i) table[i] = static_cast<float>(i % 1013) / 500 - 1;
+      params.positions = positions.data();
+      for (const pkv_dtype from : {PKV_FLOAT32, PKV_BFLOAT16}) {
+        std::vector<char> rows(positions.size() * 3 * 72 * 4);
+        for (int64_t i = 0; i < params.num_tokens * 3 * 72; ++i) {
+          encode_element(from, rows.data(), i, std::normal_distribution<float>()(random));
+        }
+        params.k = params.v = rows.data();
+        params.k_token_stride = params.v_token_stride = 3 * 72;
+        params.k_head_stride = params.v_head_stride = 72;
+        params.dtype = from;
+        for (const int32_t rotary_dim : {72, 70, 2}) {
+          for (const bool is_interleaved : {false, true}) {
+            for (const float *cos_sin : {static_cast<const float *>(nullptr), static_cast<const float *>(table.data())}) {
+              params.rope = {rotary_dim, is_interleaved, 10000.0, cos_sin, 72};
+              INFO(dtype_name(from) << " to " << describe(shape) << ", rotary_dim " << rotary_dim);
+              set_host_isa("reference");
+              std::fill(step.pool.begin(), step.pool.end(), static_cast<char>(0xff));
+              REQUIRE(host_backend()->write_kv(params, nullptr) == PKV_OK);
+              const std::vector<char> expected = step.pool;
+              for (const char *isa : isas) {
+                INFO(isa);
+                set_host_isa(isa);
+                std::fill(step.pool.begin(), step.pool.end(), static_cast<char>(0xff));
+                REQUIRE(host_backend()->write_kv(params, nullptr) == PKV_OK);
+                CHECK(std::memcmp(step.pool.data(), expected.data(), expected.size()) == 0);
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}

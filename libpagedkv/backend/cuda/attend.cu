@@ -12,12 +12,13 @@
 namespace pkv {
 namespace {
 
-constexpr int kMaxSplits = 64;
-constexpr int kBlocksPerProcessor = 2;  // thread blocks that a split aims to keep on a multiprocessor
-constexpr int kMinTilesPerSplit = 2;    // fewer keys than that are not worth a combine
+constexpr int64_t kMaxSplits = 64;
+constexpr int64_t kBlocksPerProcessor = 12;  // that the keys are cut for: some waves, so that the last one is short
+constexpr int64_t kMinChunkTiles = 4;        // fewer keys than that are not worth a combine
+constexpr int64_t kWorkspaceRows = 65536;    // partial results of (token, head)
 
 uint64_t partial_bytes(int64_t num_splits, int64_t num_tokens, int64_t num_heads, int64_t head_dim) {
-  return static_cast<uint64_t>(num_splits * num_tokens * num_heads * (head_dim + 1)) * sizeof(float);
+  return static_cast<uint64_t>(num_splits * num_tokens * num_heads * (head_dim + 2)) * sizeof(float);
 }
 
 // Plan: a warp per (token, head). Two passes over the splits: the largest lse and the sum of weights, then the weighted
@@ -34,14 +35,17 @@ __global__ void __launch_bounds__(128)
   if (token >= p.tables.cu_seqlens_q[p.tables.num_sequences]) return;  // padding: attend_tile cleared it
   const int32_t head = static_cast<int32_t>(row % p.num_heads);
   const int32_t head_dim = p.kv.head_dim;
+  // Thread blocks that had no keys of this row's tile have written nothing; one alone has written the result.
+  const int32_t num_parts = launch.row_parts[row];
+  if (num_parts <= 1) return;
 
   float largest = -INFINITY;
-  for (int32_t split = 0; split < launch.num_splits; ++split) {
+  for (int32_t split = 0; split < num_parts; ++split) {
     largest = fmaxf(largest, launch.partial_lse[split * num_rows + row]);
   }
   const float safe = largest == -INFINITY ? 0.0f : largest;
   float sum = 0.0f;
-  for (int32_t split = 0; split < launch.num_splits; ++split) {
+  for (int32_t split = 0; split < num_parts; ++split) {
     sum += exp2f(launch.partial_lse[split * num_rows + row] - safe);
   }
   const float lse = sum == 0.0f ? -INFINITY : largest + log2f(sum);
@@ -52,7 +56,7 @@ __global__ void __launch_bounds__(128)
   T *out = static_cast<T *>(p.out) + token * p.out_token_stride + head * p.out_head_stride;
   for (int32_t dim = lane * 2; dim < head_dim; dim += 64) {
     float first = 0.0f, second = 0.0f;
-    for (int32_t split = 0; split < launch.num_splits; ++split) {
+    for (int32_t split = 0; split < num_parts; ++split) {
       const float weight = exp2f(launch.partial_lse[split * num_rows + row] - safe);
       if (weight == 0.0f) continue;
       const float2 part =
@@ -65,14 +69,12 @@ __global__ void __launch_bounds__(128)
 }
 
 Status launch_combine(const AttendParams &params, const AttendPlan &plan, cudaStream_t stream) {
-  AttendLaunch launch = {plan.num_tiles, plan.num_splits, static_cast<float *>(params.workspace), nullptr};
+  AttendLaunch launch = make_launch(params, plan);
   const int64_t num_rows = params.tables.num_tokens * params.num_heads;
-  launch.partial_lse = launch.partial_out + plan.num_splits * num_rows * params.kv.head_dim;
-  const auto kernel =
-      params.dtype == PKV_FLOAT16 ? &combine_splits<__half> : &combine_splits<__nv_bfloat16>;
+  const auto kernel = params.dtype == PKV_FLOAT16 ? &combine_splits<__half> : &combine_splits<__nv_bfloat16>;
   void *arguments[] = {const_cast<AttendParams *>(&params), &launch};
-  PKV_TRY_CUDA(cudaLaunchKernel(reinterpret_cast<const void *>(kernel), dim3(static_cast<unsigned int>((num_rows + 3) / 4)),
-                                dim3(128), arguments, 0, stream));
+  PKV_TRY_CUDA(cudaLaunchKernel(reinterpret_cast<const void *>(kernel),
+                                dim3(static_cast<unsigned int>((num_rows + 3) / 4)), dim3(128), arguments, 0, stream));
   return PKV_OK;
 }
 
@@ -83,7 +85,9 @@ bool is_aligned(const void *data, int64_t token_stride, int64_t head_stride) {
 // Whether the tensor-core kernels take it.
 bool is_in_table(const AttendParams &params) {
   const PagedKv &kv = params.kv;
-  const auto has = [](const auto &list, auto value) { return std::find(std::begin(list), std::end(list), value) != std::end(list); };
+  const auto has = [](const auto &list, auto value) {
+    return std::find(std::begin(list), std::end(list), value) != std::end(list);
+  };
   return has(kQueryDtypes, params.dtype) && (kv.dtype == params.dtype || has(kWidenedDtypes, kv.dtype)) &&
          has(kHeadDims, kv.head_dim) && kv.v_head_dim == kv.head_dim &&
          is_aligned(params.q, params.q_token_stride, params.q_head_stride) &&
@@ -115,21 +119,22 @@ AttendPlan plan_attend(const AttendParams &params, const AttendDevice &device) {
   plan.tile_rows = is_short || !fits(kWideTileRows, 2) ? kNarrowTileRows : kWideTileRows;
   plan.num_stages = fits(plan.tile_rows, 2) ? 2 : 1;
   plan.num_tiles = tables.num_tokens * group / plan.tile_rows + tables.num_sequences;
-  plan.num_splits = 1;
+  plan.num_splits = plan.chunk_tiles = 1;
   if (params.is_invariant) return plan;
-  const int64_t num_blocks = std::max<int64_t>(plan.num_tiles * params.kv.num_kv_heads, 1);
+  // Thread blocks take the keys in chunks, so that long and short sequences of a batch cost what they hold. A chunk is
+  // the work of all over what the device should have, with all tiles of a sequence's rows counted alike.
   const int64_t key_tiles = (tables.max_seq_len + kTileKeys - 1) / kTileKeys;
-  const int64_t splits = std::min({kBlocksPerProcessor * device.num_processors / num_blocks,
-                                   key_tiles / kMinTilesPerSplit, int64_t{kMaxSplits}});
+  const int64_t row_tiles = std::max<int64_t>(tables.max_query_len * group / plan.tile_rows, 1);
+  const int64_t all_tiles = tables.total_seq_len / kTileKeys * row_tiles * params.kv.num_kv_heads;
+  const int64_t chunk = std::max(all_tiles / (kBlocksPerProcessor * device.num_processors), kMinChunkTiles);
+  const int64_t rows = std::max<int64_t>(tables.num_tokens * params.num_heads, 1);
+  const int64_t splits = std::min({(key_tiles + chunk - 1) / chunk, kMaxSplits, kWorkspaceRows / rows});
   plan.num_splits = static_cast<int>(std::max<int64_t>(splits, 1));
+  plan.chunk_tiles = static_cast<int>(chunk);
   return plan;
 }
 
-uint64_t attend_workspace_bytes(int head_dim, const AttendDevice &device) {
-  // Splits times thread blocks is at most kBlocksPerProcessor * num_processors, and the thread blocks of a split have
-  // room for all its rows.
-  return partial_bytes(1, kBlocksPerProcessor * device.num_processors, kWideTileRows, head_dim);
-}
+uint64_t attend_workspace_bytes(int head_dim) { return partial_bytes(1, kWorkspaceRows, 1, head_dim); }
 
 Status launch_attend_step(const AttendParams &params, const AttendDevice &device, cudaStream_t stream) {
   if (!is_in_table(params)) return launch_attend_general(params, stream);

@@ -4,7 +4,8 @@
 namespace pkv {
 
 template <>
-Status launch_attend<PKV_BFLOAT16, PKV_FLOAT8_E5M2>(const AttendParams &params, const AttendPlan &plan, cudaStream_t stream) {
+Status launch_attend<PKV_BFLOAT16, PKV_FLOAT8_E5M2>(const AttendParams &params, const AttendPlan &plan,
+                                                    cudaStream_t stream) {
   return launch_pair<PKV_BFLOAT16, PKV_FLOAT8_E5M2>(params, plan, stream);
 }
 

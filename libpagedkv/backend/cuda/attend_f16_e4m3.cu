@@ -4,7 +4,8 @@
 namespace pkv {
 
 template <>
-Status launch_attend<PKV_FLOAT16, PKV_FLOAT8_E4M3>(const AttendParams &params, const AttendPlan &plan, cudaStream_t stream) {
+Status launch_attend<PKV_FLOAT16, PKV_FLOAT8_E4M3>(const AttendParams &params, const AttendPlan &plan,
+                                                   cudaStream_t stream) {
   return launch_pair<PKV_FLOAT16, PKV_FLOAT8_E4M3>(params, plan, stream);
 }
 

@@ -54,7 +54,8 @@ __global__ void __launch_bounds__(32 * kRowWarps) attend_rows(const __grid_const
   for (int32_t key = begin; key < end; ++key) {
     const int32_t block = blocks[key / p.kv.block_size], offset = key % p.kv.block_size;
     if (block < 0) continue;  // released
-    if (is_tree && key >= first_position && p.tree_mask[token * p.tree_mask_stride + key - first_position] == 0) continue;
+    if (is_tree && key >= first_position && p.tree_mask[token * p.tree_mask_stride + key - first_position] == 0)
+      continue;
     const char *address = block_address(p.kv, block);
     const Stored *k = reinterpret_cast<const Stored *>(address + k_row_offset(p.kv, offset, kv_head, sizeof(Stored)));
     const Stored *v = reinterpret_cast<const Stored *>(address + v_row_offset(p.kv, offset, kv_head, sizeof(Stored)));

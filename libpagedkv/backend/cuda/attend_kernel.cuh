@@ -2,16 +2,16 @@
 //
 // Plan of attend_tile:
 //   A thread block of four warps takes kRows query rows of one (sequence, KV head): row r is token r / group, head
-//   r % group of the head's group, so that K and V are read once for all heads that share them. It walks the keys of its
-//   split in tiles of kTileKeys. The rows of a tile's K and V are found through the block table (an offset a key, looked
-//   up two tiles ahead) and copied to shared memory with cp.async, one tile ahead; what lies outside the sequence is
-//   written as zeros there, so that nothing a slot may hold can reach a product. 8-bit K and V are widened, exactly, to
-//   the query's type on the way to a tile of their own; their scales multiply scores and weights in float32.
-//   Products run on the tensor cores (m16n8k16, float32 accumulation) with the usual online softmax in base 2.
+//   r % group of the head's group, so that K and V are read once for all heads that share them. It walks the keys of
+//   its split in tiles of kTileKeys. The rows of a tile's K and V are found through the block table (an offset a key,
+//   looked up two tiles ahead) and copied to shared memory with cp.async, one tile ahead; what lies outside the
+//   sequence is written as zeros there, so that nothing a slot may hold can reach a product. 8-bit K and V are widened,
+//   exactly, to the query's type on the way to a tile of their own; their scales multiply scores and weights in
+//   float32. Products run on the tensor cores (m16n8k16, float32 accumulation) with the usual online softmax in base 2.
 //   kRows = 64: each warp has 16 rows and all keys of the tile. kRows = 16 (decode): all warps have the same rows and a
 //   quarter of the keys each; their states are merged at the end.
-//   With one split the result is written at once; with more, each split writes its normalised part and its lse, and
-//   combine_splits merges them in order.
+//   Long sequences are cut: thread blocks in z take chunks of their keys in turn, write their normalised parts and lse,
+//   and combine_splits merges them in order. A sequence of one chunk is finished by the first of them.
 // Bound by memory bandwidth at decode and by the tensor cores at prefill; see docs/kernels.md.
 #pragma once
 
@@ -34,9 +34,23 @@ constexpr float kLn2 = 0.6931471805599453f;
 struct AttendLaunch {
   int64_t num_tiles;
   int32_t num_splits;
+  int32_t chunk_tiles;
   float *partial_out;  // [num_splits, num_tokens, num_heads, head_dim]; null with one split
   float *partial_lse;  // [num_splits, num_tokens, num_heads], base 2
+  int32_t *row_parts;  // [num_tokens, num_heads]: how many thread blocks share a row's keys
 };
+
+// The parts of the workspace, as partial_bytes counts them.
+inline AttendLaunch make_launch(const AttendParams &params, const AttendPlan &plan) {
+  AttendLaunch launch = {plan.num_tiles, plan.num_splits, plan.chunk_tiles, nullptr, nullptr, nullptr};
+  if (plan.num_splits > 1) {
+    const int64_t num_rows = params.tables.num_tokens * params.num_heads;
+    launch.partial_out = static_cast<float *>(params.workspace);
+    launch.partial_lse = launch.partial_out + plan.num_splits * num_rows * params.kv.head_dim;
+    launch.row_parts = reinterpret_cast<int32_t *>(launch.partial_lse + plan.num_splits * num_rows);
+  }
+  return launch;
+}
 
 template <pkv_dtype kQuery, pkv_dtype kStored, int kHeadDim, int kTileRows, int kNumStages>
 struct AttendTraits {
@@ -51,6 +65,7 @@ struct AttendTraits {
   static constexpr int kWarpKeys = kSharesRows ? kTileKeys / kWarps : kTileKeys;
   static constexpr int kRowStride = tile_row_stride(kHeadDim);
   static constexpr bool kKeepsQuery = kHeadDim <= 128;  // in registers; else it is read again for each tile
+  static constexpr int kMinBlocks = kTileRows == kNarrowTileRows && kHeadDim <= 128 ? 3 : kHeadDim <= 128 ? 2 : 1;
 
   static constexpr int kTileElements = kTileKeys * kRowStride;
   static constexpr int kStoredBytes = kIsWidened ? 1 : 2;
@@ -61,17 +76,16 @@ struct AttendTraits {
   static constexpr int kSharedBytes = attend_shared_bytes(kHeadDim, kIsWidened, kTileRows, kNumStages);
 };
 
-// One key of a tile, ready to be fetched.
+// One key of a tile, ready to be fetched: its rows of K and V. Null: outside the sequence, or released.
 struct KeyPlace {
-  const char *block;  // null: outside, or released
-  int32_t offset;     // in the block
+  const char *k, *v;
 };
 
 // Which rows a thread block has.
 struct RowTile {
   int32_t sequence;
-  int32_t first_row;    // in the packed rows (token, head of the group) of the sequence
-  int32_t num_rows;     // packed rows of the sequence
+  int32_t first_row;  // in the packed rows (token, head of the group) of the sequence
+  int32_t num_rows;  // packed rows of the sequence
   int32_t first_token;  // of the sequence, in the step
   int32_t query_len;
   int32_t seq_len;
@@ -133,6 +147,13 @@ class TileLoader {
     *offset = key - index * p_.kv.block_size;
   }
 
+  // The rows of a key that was looked up.
+  __device__ KeyPlace place(const char *block, int32_t offset) const {
+    if (block == nullptr) return {nullptr, nullptr};
+    return {block + k_row_offset(p_.kv, offset, kv_head_, Traits::kStoredBytes),
+            block + v_row_offset(p_.kv, offset, kv_head_, Traits::kStoredBytes)};
+  }
+
   __device__ char *k_stage(int stage) const { return stages_ + 2 * stage * Traits::kStageBytes; }
   __device__ char *v_stage(int stage) const { return k_stage(stage) + Traits::kStageBytes; }
 
@@ -145,12 +166,9 @@ class TileLoader {
     for (int i = threadIdx.x; i < kUnits; i += kAttendThreads) {
       const int key = i / Traits::kUnitsPerRow, unit = i % Traits::kUnitsPerRow;
       const KeyPlace place = places[key];
-      const bool is_valid = place.block != nullptr;
-      const char *block = is_valid ? place.block : base;
-      copy_async_16(k_stage(stage) + key * kRowBytes + unit * 16,
-                    block + k_row_offset(p_.kv, place.offset, kv_head_, Traits::kStoredBytes) + unit * 16, is_valid);
-      copy_async_16(v_stage(stage) + key * kRowBytes + unit * 16,
-                    block + v_row_offset(p_.kv, place.offset, kv_head_, Traits::kStoredBytes) + unit * 16, is_valid);
+      const bool is_valid = place.k != nullptr;
+      copy_async_16(k_stage(stage) + key * kRowBytes + unit * 16, is_valid ? place.k + unit * 16 : base, is_valid);
+      copy_async_16(v_stage(stage) + key * kRowBytes + unit * 16, is_valid ? place.v + unit * 16 : base, is_valid);
     }
     commit_copies();
   }
@@ -191,12 +209,12 @@ __device__ inline float add_sink(const AttendParams &p, int32_t head, float lse)
 }
 
 template <class Traits>
-__global__ void __launch_bounds__(kAttendThreads)
+__global__ void __launch_bounds__(kAttendThreads, Traits::kMinBlocks)
     attend_tile(const __grid_constant__ AttendParams p, const __grid_constant__ AttendLaunch launch) {
   using T = typename Traits::T;
   constexpr int kDim = Traits::kDim;
-  constexpr int kKeyTiles = Traits::kWarpKeys / 8;   // 8-key columns of a warp's scores
-  constexpr int kDimTiles = kDim / 8;                // 8-dim columns of its output
+  constexpr int kKeyTiles = Traits::kWarpKeys / 8;  // 8-key columns of a warp's scores
+  constexpr int kDimTiles = kDim / 8;  // 8-dim columns of its output
   constexpr int kDimSteps = kDim / 16;
 
   if (blockIdx.x == launch.num_tiles) {  // one thread block more than tiles
@@ -212,6 +230,7 @@ __global__ void __launch_bounds__(kAttendThreads)
   extern __shared__ __align__(16) char shared[];
   __shared__ KeyPlace places[3][kTileKeys];
   __shared__ float key_scales[3][kTileKeys], value_scales[3][kTileKeys];
+  __shared__ bool are_valid[3][kTileKeys / 32];  // all keys of a half tile are there
   T *query = reinterpret_cast<T *>(shared);
   char *stages = shared + Traits::kQueryBytes;
   T *widened = reinterpret_cast<T *>(stages + Traits::kKvBytes);
@@ -230,17 +249,32 @@ __global__ void __launch_bounds__(kAttendThreads)
     const int64_t lowest = first_position + rows.first_row / group + 1 - p.window;
     begin = lowest > 0 ? static_cast<int32_t>(lowest) / kTileKeys * kTileKeys : 0;
   }
+  // They are taken in chunks, in turn: part i of num_parts has chunks i, i + num_parts, ...
   const int32_t num_key_tiles = end > begin ? (end - begin + kTileKeys - 1) / kTileKeys : 0;
-  const int32_t per_split = (num_key_tiles + launch.num_splits - 1) / launch.num_splits;
-  begin += split * per_split * kTileKeys;
-  end = min(end, begin + per_split * kTileKeys);
-  const int32_t num_tiles = end > begin ? (end - begin + kTileKeys - 1) / kTileKeys : 0;
+  const int32_t num_chunks = (num_key_tiles + launch.chunk_tiles - 1) / launch.chunk_tiles;
+  const int32_t num_parts = max(min(launch.num_splits, num_chunks), 1);
+  if (split >= num_parts) return;
+  if (split == 0 && launch.num_splits > 1) {
+    for (int32_t packed = rows.first_row + threadIdx.x; packed <= last_row; packed += kAttendThreads) {
+      const int64_t token = rows.first_token + packed / group;
+      launch.row_parts[token * p.num_heads + kv_head * group + packed % group] = num_parts;
+    }
+  }
+  const int32_t round_tiles = num_parts * launch.chunk_tiles;
+  const int32_t num_tiles = num_key_tiles / round_tiles * launch.chunk_tiles +
+                            min(max(num_key_tiles % round_tiles - split * launch.chunk_tiles, 0), launch.chunk_tiles);
+  const auto first_key_of = [&](int32_t tile) {
+    const int32_t round = tile / launch.chunk_tiles;
+    return begin + (round * round_tiles + split * launch.chunk_tiles + tile % launch.chunk_tiles) * kTileKeys;
+  };
 
   const TileLoader<Traits> loader(p, rows, kv_head, end, stages);
   const bool has_key_scales = p.kv.kv_scales == PKV_SCALES_PER_TOKEN_HEAD;
   const auto store_place = [&](int ring, const char *block, int32_t offset) {
-    if (threadIdx.x >= kTileKeys) return;
-    places[ring][threadIdx.x] = {block, offset};
+    if (threadIdx.x >= kTileKeys) return;  // whole warps
+    places[ring][threadIdx.x] = loader.place(block, offset);
+    const bool all = __all_sync(0xffffffffu, block != nullptr);
+    if (threadIdx.x % 32 == 0) are_valid[ring][threadIdx.x / 32] = all;
     if (!has_key_scales) return;
     const int64_t scale = (offset * p.kv.scale_token_stride + kv_head * p.kv.scale_head_stride) * 4;
     key_scales[ring][threadIdx.x] =
@@ -253,9 +287,9 @@ __global__ void __launch_bounds__(kAttendThreads)
 
   const char *next_block = nullptr;
   int32_t next_offset = 0;
-  loader.look_up(begin, &next_block, &next_offset);
+  loader.look_up(first_key_of(0), &next_block, &next_offset);
   store_place(0, next_block, next_offset);
-  loader.look_up(begin + kTileKeys, &next_block, &next_offset);
+  loader.look_up(first_key_of(1), &next_block, &next_offset);
   store_place(1, next_block, next_offset);
 
   // Queries to shared memory, rows beyond the last as zeros.
@@ -300,15 +334,18 @@ __global__ void __launch_bounds__(kAttendThreads)
   const float score_scale = p.scale * static_key_scale;
   const float score_scale_log2 = score_scale * kLog2E;
 
+  const bool is_plain = p.softcap <= 0.0f && p.alibi_slopes == nullptr && p.window <= 0 && !is_tree && !has_key_scales;
+  const int32_t lowest_position = first_position + rows.first_row / group;  // of any query of the tile
+
   float out[kDimTiles][4] = {};
   float largest[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};
 
   for (int tile = 0; tile < num_tiles; ++tile) {
     const int ring = tile % 3, stage = tile % Traits::kStages;
-    const int32_t first_key = begin + tile * kTileKeys;
+    const int32_t first_key = first_key_of(tile);
     const bool fetches_ahead = Traits::kStages > 1 && tile + 1 < num_tiles;
     if (fetches_ahead) loader.fetch(places[(tile + 1) % 3], (tile + 1) % Traits::kStages);
-    loader.look_up(first_key + 2 * kTileKeys, &next_block, &next_offset);
+    loader.look_up(first_key_of(tile + 2), &next_block, &next_offset);
     if (fetches_ahead) {
       wait_copies<1>();
     } else {
@@ -348,35 +385,48 @@ __global__ void __launch_bounds__(kAttendThreads)
       }
     }
 
-    // Scale, cap, bias, mask; then the online softmax.
+    // Scale, cap, bias, mask; then the online softmax. Most tiles need the scale alone: every row sees every key.
     float tile_largest[2] = {-INFINITY, -INFINITY};
+    const bool is_inside = is_plain && are_valid[ring][0] && are_valid[ring][1] &&
+                           (!p.is_causal || first_key + kTileKeys - 1 <= lowest_position);
+    if (is_inside) {
 #pragma unroll
-    for (int column = 0; column < kKeyTiles; ++column) {
+      for (int column = 0; column < kKeyTiles; ++column) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int row = i / 2;
-        const int in_tile = warp_key + column * 8 + (lane % 4) * 2 + i % 2;
-        const int32_t key = first_key + in_tile;
-        float score = scores[column][i];
-        if (has_key_scales) score *= key_scales[ring][in_tile];
-        if (p.softcap > 0.0f) {
-          score = p.softcap * tanhf(score * score_scale / p.softcap) * kLog2E;
-        } else {
-          score *= score_scale_log2;
+        for (int i = 0; i < 4; ++i) {
+          scores[column][i] *= score_scale_log2;
+          tile_largest[i / 2] = fmaxf(tile_largest[i / 2], scores[column][i]);
         }
-        if (p.alibi_slopes != nullptr) score += slope[row] * static_cast<float>(key - query_position[row]);
-        bool is_seen = places[ring][in_tile].block != nullptr && packed_row[row] < rows.num_rows;
-        if (is_tree) {
-          const int32_t new_index = key - first_position;
-          if (is_seen && new_index >= 0) {
-            is_seen = p.tree_mask[(rows.first_token + query_index[row]) * p.tree_mask_stride + new_index] != 0;
+      }
+    } else {
+#pragma unroll
+      for (int column = 0; column < kKeyTiles; ++column) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int row = i / 2;
+          const int in_tile = warp_key + column * 8 + (lane % 4) * 2 + i % 2;
+          const int32_t key = first_key + in_tile;
+          float score = scores[column][i];
+          if (has_key_scales) score *= key_scales[ring][in_tile];
+          if (p.softcap > 0.0f) {
+            score = p.softcap * tanhf(score * score_scale / p.softcap) * kLog2E;
+          } else {
+            score *= score_scale_log2;
           }
-        } else if (p.is_causal) {
-          is_seen = is_seen && key <= query_position[row];
+          if (p.alibi_slopes != nullptr) score += slope[row] * static_cast<float>(key - query_position[row]);
+          bool is_seen = places[ring][in_tile].k != nullptr && packed_row[row] < rows.num_rows;
+          if (is_tree) {
+            const int32_t new_index = key - first_position;
+            if (is_seen && new_index >= 0) {
+              is_seen = p.tree_mask[(rows.first_token + query_index[row]) * p.tree_mask_stride + new_index] != 0;
+            }
+          } else if (p.is_causal) {
+            is_seen = is_seen && key <= query_position[row];
+          }
+          if (p.window > 0) is_seen = is_seen && key > query_position[row] - p.window;
+          scores[column][i] = is_seen ? score : -INFINITY;
+          tile_largest[row] = fmaxf(tile_largest[row], scores[column][i]);
         }
-        if (p.window > 0) is_seen = is_seen && key > query_position[row] - p.window;
-        scores[column][i] = is_seen ? score : -INFINITY;
-        tile_largest[row] = fmaxf(tile_largest[row], scores[column][i]);
       }
     }
     float shrink[2], safe_largest[2];
@@ -417,8 +467,8 @@ __global__ void __launch_bounds__(kAttendThreads)
 #pragma unroll
       for (int pair = 0; pair < kDimTiles / 2; ++pair) {
         uint32_t value_fragment[4];
-        load_matrices_transposed(value_fragment, values + (warp_key + step * 16 + value_key) * Traits::kRowStride +
-                                                     pair * 16 + value_dim);
+        load_matrices_transposed(
+            value_fragment, values + (warp_key + step * 16 + value_key) * Traits::kRowStride + pair * 16 + value_dim);
         multiply_add<T>(out[2 * pair], weights[step], value_fragment[0], value_fragment[1]);
         multiply_add<T>(out[2 * pair + 1], weights[step], value_fragment[2], value_fragment[3]);
       }
@@ -435,7 +485,7 @@ __global__ void __launch_bounds__(kAttendThreads)
   }
 
   const float value_scale = has_key_scales ? 1.0f / Traits::kLargestCode : p.kv.v_scale[kv_head];
-  const bool is_split = launch.num_splits > 1;
+  const bool is_split = num_parts > 1;
   // Writes a pair of neighbouring dims; factor normalises them.
   const auto write_pair = [&](int32_t packed, int dim, float first, float second, float factor) {
     const int64_t token = rows.first_token + packed / group;
@@ -519,7 +569,8 @@ __global__ void __launch_bounds__(kAttendThreads)
         float first = 0.0f, second = 0.0f;
 #pragma unroll
         for (int w = 0; w < kWarps; ++w) {
-          const float2 part = *reinterpret_cast<const float2 *>(merged_out + (w * Traits::kRows + tile_row) * kDim + dim);
+          const float2 part =
+              *reinterpret_cast<const float2 *>(merged_out + (w * Traits::kRows + tile_row) * kDim + dim);
           first += shares[w] * part.x;
           second += shares[w] * part.y;
         }

@@ -14,11 +14,7 @@ Status launch_traits(const AttendParams &params, const AttendPlan &plan, cudaStr
   // Beyond 48 KB a kernel must be allowed its shared memory, once per device; doing it again costs little.
   PKV_TRY_CUDA(cudaFuncSetAttribute(reinterpret_cast<const void *>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     Traits::kSharedBytes));
-  AttendLaunch launch = {plan.num_tiles, plan.num_splits, nullptr, nullptr};
-  if (plan.num_splits > 1) {
-    launch.partial_out = static_cast<float *>(params.workspace);
-    launch.partial_lse = launch.partial_out + plan.num_splits * params.tables.num_tokens * params.num_heads * Traits::kDim;
-  }
+  AttendLaunch launch = make_launch(params, plan);
   const dim3 grid(static_cast<unsigned int>(plan.num_tiles + 1), static_cast<unsigned int>(params.kv.num_kv_heads),
                   static_cast<unsigned int>(plan.num_splits));
   void *arguments[] = {const_cast<AttendParams *>(&params), &launch};

@@ -37,12 +37,13 @@ struct AttendPlan {
   int tile_rows;        // kNarrowTileRows or kWideTileRows
   int num_stages;       // of K and V in shared memory: 2, or 1 where the device has little
   int64_t num_tiles;    // thread blocks in x that hold query rows
-  int num_splits;       // parts of the keys, in z
+  int num_splits;       // thread blocks in z that share the keys of a tile of rows
+  int chunk_tiles;      // tiles of keys in a row that one of them takes; then comes the next one's chunk
 };
 
 AttendPlan plan_attend(const AttendParams &params, const AttendDevice &device);
 
-// The most partial results that a plan has, in bytes.
-uint64_t attend_workspace_bytes(int head_dim, const AttendDevice &device);
+// Room for partial results that a batch keeps; a plan splits only as far as it goes.
+uint64_t attend_workspace_bytes(int head_dim);
 
 }  // namespace pkv

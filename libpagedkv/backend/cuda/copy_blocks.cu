@@ -54,7 +54,9 @@ __global__ void __launch_bounds__(kThreads)
     rotate_blocks(char *base, uint64_t block_bytes, const __grid_constant__ BlockCycle cycle) {
   const uint64_t unit = static_cast<uint64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (unit >= block_bytes / kUnitBytes) return;
-  const auto address = [&](int32_t i) { return reinterpret_cast<uint4 *>(base + cycle.blocks[i] * block_bytes) + unit; };
+  const auto address = [&](int32_t i) {
+    return reinterpret_cast<uint4 *>(base + cycle.blocks[i] * block_bytes) + unit;
+  };
   uint4 carried = *address(0);
   for (int32_t i = 1; i < cycle.count; ++i) {
     const uint4 next = *address(i);

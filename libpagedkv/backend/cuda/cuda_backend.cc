@@ -158,13 +158,25 @@ Status CudaBackend::check_not_capturing(pkv_stream stream) {
 }
 
 uint64_t CudaBackend::attend_workspace_bytes(int32_t head_dim) {
-  return pkv::attend_workspace_bytes(head_dim, attend_device_);
+  return pkv::attend_workspace_bytes(head_dim);
+}
+
+Status CudaBackend::zero_blocks(const ZeroBlocksParams &params, pkv_stream stream) {
+  const ContextScope scope(context_);
+  PKV_TRY(scope.status());
+  return launch_zero_blocks(params, static_cast<cudaStream_t>(stream));
 }
 
 Status CudaBackend::write_kv(const WriteKvParams &params, pkv_stream stream) {
   const ContextScope scope(context_);
   PKV_TRY(scope.status());
   return launch_write_kv(params, static_cast<cudaStream_t>(stream));
+}
+
+Status CudaBackend::gather_kv(const GatherKvParams &params, pkv_stream stream) {
+  const ContextScope scope(context_);
+  PKV_TRY(scope.status());
+  return launch_gather_kv(params, static_cast<cudaStream_t>(stream));
 }
 
 Status CudaBackend::attend(const AttendParams &params, pkv_stream stream) {

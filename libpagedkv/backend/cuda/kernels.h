@@ -11,7 +11,9 @@
 namespace pkv {
 
 Status launch_copy_blocks(const CopyBlocksParams &params, cudaStream_t stream);
+Status launch_zero_blocks(const ZeroBlocksParams &params, cudaStream_t stream);
 Status launch_write_kv(const WriteKvParams &params, cudaStream_t stream);
+Status launch_gather_kv(const GatherKvParams &params, cudaStream_t stream);
 Status launch_merge_states(const MergeStatesParams &params, cudaStream_t stream);
 
 // Any attend: by tensor cores where the support table has it, else by launch_attend_general.

@@ -44,8 +44,8 @@ Status launch_merge_states(const MergeStatesParams &params, cudaStream_t stream)
                                                      : reinterpret_cast<const void *>(&merge_rows<__nv_bfloat16>);
   const int64_t num_rows = params.num_tokens * params.num_heads;
   void *arguments[] = {const_cast<MergeStatesParams *>(&params)};
-  PKV_TRY_CUDA(cudaLaunchKernel(kernel, dim3(static_cast<unsigned int>((num_rows + 3) / 4)), dim3(128), arguments, 0,
-                                stream));
+  PKV_TRY_CUDA(
+      cudaLaunchKernel(kernel, dim3(static_cast<unsigned int>((num_rows + 3) / 4)), dim3(128), arguments, 0, stream));
   return PKV_OK;
 }
 

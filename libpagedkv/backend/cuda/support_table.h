@@ -1,5 +1,5 @@
-// What attend computes with tensor cores: queries and outputs of a query dtype over K and V of the same or of a widened dtype, of
-// these head dims (K and V alike). Dispatch, tests and the README's table walk it.
+// What attend computes with tensor cores: queries and outputs of a query dtype over K and V of the same or of a widened
+// dtype, of these head dims (K and V alike). Dispatch, tests and the README's table walk it.
 #pragma once
 
 #include "pagedkv/pagedkv.h"

@@ -7,29 +7,16 @@
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/number_formats.cuh"
 #include "backend/cuda/paged_kv.cuh"
-#include "base/dtype.h"
+#include "backend/cuda/row_pieces.cuh"
 
 namespace pkv {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kPieceElements = 8;  // of a row: one or two 16-byte loads, one store
-constexpr int kRowLanes = 32;      // with scales per token and head a warp has a row: 256 dims at most
-
-// A piece of eight neighbouring elements.
-template <class T>
-struct alignas(sizeof(T) * kPieceElements >= 16 ? 16 : 8) Piece {
-  T elements[kPieceElements];
-};
-
-template <class T>
-__device__ inline Piece<T> load_piece(const T *source, bool is_aligned) {
-  if (is_aligned) return *reinterpret_cast<const Piece<T> *>(source);
-  Piece<T> piece;
-#pragma unroll
-  for (int i = 0; i < kPieceElements; ++i) piece.elements[i] = source[i];
-  return piece;
-}
+constexpr int kRowLanes = 32;      // a warp that has a row has 256 dims at most
+constexpr int kMaxHeadDim = kRowLanes * kPieceElements;
+constexpr int kNumWarps = kThreads / kRowLanes;
+constexpr double kInversePi = 0.31830988618379067154;
 
 // Where one row (token, KV head, K or V) comes from and goes to.
 template <class Source, class Stored>
@@ -45,8 +32,8 @@ __device__ inline WriteRow<Source, Stored> find_row(const WriteKvParams &p, int6
                                                     bool is_value) {
   const int64_t block = slot / p.kv.block_size;
   const int32_t offset = static_cast<int32_t>(slot % p.kv.block_size);
-  const int64_t byte = is_value ? v_row_offset(p.kv, offset, head, sizeof(Stored))
-                                : k_row_offset(p.kv, offset, head, sizeof(Stored));
+  const int64_t byte =
+      is_value ? v_row_offset(p.kv, offset, head, sizeof(Stored)) : k_row_offset(p.kv, offset, head, sizeof(Stored));
   WriteRow<Source, Stored> row;
   row.source = is_value ? static_cast<const Source *>(p.v) + token * p.v_token_stride + head * p.v_head_stride
                         : static_cast<const Source *>(p.k) + token * p.k_token_stride + head * p.k_head_stride;
@@ -85,7 +72,7 @@ __global__ void __launch_bounds__(kThreads) write_pieces(const __grid_constant__
   const int64_t row_index = index / pieces;
   const int64_t token = row_index / p.kv.num_kv_heads;
   if (token >= p.num_tokens) return;
-  const int64_t slot = p.slot_mapping[token];
+  const int64_t slot = written_slot(p, token);
   if (slot < 0) return;
   const int32_t head = static_cast<int32_t>(row_index % p.kv.num_kv_heads);
   const int32_t first = static_cast<int32_t>(index % pieces) * kPieceElements;
@@ -93,23 +80,10 @@ __global__ void __launch_bounds__(kThreads) write_pieces(const __grid_constant__
   store_piece(load_piece(row.source + first, is_aligned), row.target + first, row.static_scale);
 }
 
-// Plan: a warp per row, a lane per piece: the warp finds the row's largest magnitude, then quantises. Rows of the stored
-// dtype are copied with scale 1.
+// A row that a warp has, with a scale of its own: finds it, stores both. All lanes call it.
 template <class Source, class Stored>
-__global__ void __launch_bounds__(kThreads) write_scaled_rows(const __grid_constant__ WriteKvParams p, bool is_aligned) {
-  const bool is_value = blockIdx.y == 1;
-  const int lane = threadIdx.x % kRowLanes;
-  const int64_t row_index = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / kRowLanes;
-  const int64_t token = row_index / p.kv.num_kv_heads;
-  if (token >= p.num_tokens) return;
-  const int64_t slot = p.slot_mapping[token];
-  if (slot < 0) return;
-  const int32_t head = static_cast<int32_t>(row_index % p.kv.num_kv_heads);
-  const int32_t first = lane * kPieceElements;
-  const auto row = find_row<Source, Stored>(p, slot, token, head, is_value);
-  const bool is_active = first < (is_value ? p.kv.v_head_dim : p.kv.head_dim);
-  Piece<Source> given;
-  if (is_active) given = load_piece(row.source + first, is_aligned);
+__device__ inline void store_scaled_row(const Piece<Source> &given, Stored *target, float *row_scale, bool is_active,
+                                        int lane) {
   float scale = 1.0f;
   if constexpr (!std::is_same_v<Source, Stored>) {
     float largest = 0.0f;
@@ -127,51 +101,156 @@ __global__ void __launch_bounds__(kThreads) write_scaled_rows(const __grid_const
     scale = largest / largest_code<Stored>();
     if (scale < FLT_MIN) scale = 1.0f;  // so small a row is stored as zeros
   }
-  if (is_active) store_piece(given, row.target + first, scale);
-  if (lane == 0) *row.scale = scale;
+  if (is_active) store_piece(given, target, scale);
+  if (lane == 0) *row_scale = scale;
+}
+
+// Plan: a warp per row, a lane per piece: the warp finds the row's largest magnitude, then quantises. Rows of the stored
+// dtype are copied with scale 1.
+template <class Source, class Stored>
+__global__ void __launch_bounds__(kThreads) write_scaled_rows(const __grid_constant__ WriteKvParams p, bool is_aligned) {
+  const bool is_value = blockIdx.y == 1;
+  const int lane = threadIdx.x % kRowLanes;
+  const int64_t row_index = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / kRowLanes;
+  const int64_t token = row_index / p.kv.num_kv_heads;
+  if (token >= p.num_tokens) return;
+  const int64_t slot = written_slot(p, token);
+  if (slot < 0) return;
+  const int32_t head = static_cast<int32_t>(row_index % p.kv.num_kv_heads);
+  const int32_t first = lane * kPieceElements;
+  const auto row = find_row<Source, Stored>(p, slot, token, head, is_value);
+  const bool is_active = first < (is_value ? p.kv.v_head_dim : p.kv.head_dim);
+  Piece<Source> given;
+  if (is_active) given = load_piece(row.source + first, is_aligned);
+  store_scaled_row(given, row.target + first, row.scale, is_active, lane);
+}
+
+// Either kind of scale, chosen as the kernel runs.
+template <class Given, class Source, class Stored>
+__device__ inline void store_row_piece(const Piece<Given> &given, const WriteRow<Source, Stored> &row, int32_t first,
+                                       bool is_active, int lane) {
+  if constexpr (sizeof(Stored) == 1) {
+    if (row.scale != nullptr) {
+      store_scaled_row(given, row.target + first, row.scale, is_active, lane);
+      return;
+    }
+  }
+  if (is_active) store_piece(given, row.target + first, row.static_scale);
+}
+
+// Cosine and sine of pair `pair` at `position`. Angles are found in double: at a million tokens float32 has lost them.
+__device__ inline float2 find_angle(const RopeParams &rope, int64_t position, int32_t pair) {
+  const int32_t num_pairs = rope.rotary_dim / 2;
+  if (rope.cos_sin != nullptr) {
+    const float *row = rope.cos_sin + position * rope.cos_sin_stride;
+    return {row[pair], row[num_pairs + pair]};
+  }
+  // In half turns, which need no reduction by a long pi.
+  const double turns = static_cast<double>(position) * (pow(rope.base, -2.0 * pair / rope.rotary_dim) * kInversePi);
+  double sine, cosine;
+  sincospi(turns, &sine, &cosine);
+  return {static_cast<float>(cosine), static_cast<float>(sine)};
+}
+
+// Eight elements from `first` on of a row of float32 in shared memory, rotated. As on the host the products are exact,
+// in double, and a result is rounded to float32 at its end.
+__device__ inline Piece<float> rotate_piece(const RopeParams &rope, const float *row, const float2 *angles,
+                                            int32_t first) {
+  const int32_t num_pairs = rope.rotary_dim / 2;
+  Piece<float> piece = *reinterpret_cast<const Piece<float> *>(row + first);
+#pragma unroll
+  for (int i = 0; i < kPieceElements; ++i) {
+    const int32_t dim = first + i;
+    if (dim >= rope.rotary_dim) continue;
+    const bool is_second = rope.is_interleaved ? dim % 2 == 1 : dim >= num_pairs;
+    const int32_t pair = rope.is_interleaved ? dim / 2 : is_second ? dim - num_pairs : dim;
+    const int32_t partner = rope.is_interleaved ? dim ^ 1 : is_second ? dim - num_pairs : dim + num_pairs;
+    const double own = piece.elements[i], other = row[partner], cosine = angles[pair].x, sine = angles[pair].y;
+    piece.elements[i] = static_cast<float>(own * cosine + (is_second ? other * sine : -(other * sine)));
+  }
+  return piece;
+}
+
+// Plan: a thread block per token, and blockIdx.y is K or V. For K its threads first find the angles of the token's
+// pairs, once for all heads. Then a warp has a row at a time, a lane a piece of it; K rows pass through shared memory as
+// float32, because the partner of an element may lie anywhere in the row. Bound by memory bandwidth with a table of
+// angles, by the double arithmetic of the angles without.
+template <class Source, class Stored>
+__global__ void __launch_bounds__(kThreads, 2)
+    write_rotated_rows(const __grid_constant__ WriteKvParams p, bool is_aligned) {
+  __shared__ float2 angles[kMaxHeadDim / 2];
+  __shared__ __align__(16) float rows[kNumWarps][kMaxHeadDim];
+  const bool is_value = blockIdx.y == 1;
+  const int64_t token = blockIdx.x;
+  const int64_t slot = written_slot(p, token);
+  if (slot < 0) return;
+  if (!is_value) {
+    const int32_t pair = static_cast<int32_t>(threadIdx.x);
+    if (pair < p.rope.rotary_dim / 2) angles[pair] = find_angle(p.rope, p.positions[token], pair);
+    __syncthreads();
+  }
+  const int warp = threadIdx.x / kRowLanes, lane = threadIdx.x % kRowLanes;
+  const int32_t first = lane * kPieceElements;
+  const bool is_active = first < (is_value ? p.kv.v_head_dim : p.kv.head_dim);
+  for (int32_t head = warp; head < p.kv.num_kv_heads; head += kNumWarps) {
+    const auto row = find_row<Source, Stored>(p, slot, token, head, is_value);
+    Piece<Source> given;
+    if (is_active) given = load_piece(row.source + first, is_aligned);
+    if (is_value) {
+      store_row_piece(given, row, first, is_active, lane);
+      continue;
+    }
+    if (is_active) store_piece<Source, float>(given, &rows[warp][first], 1.0f);
+    __syncwarp();
+    Piece<float> rotated;
+    if (is_active) rotated = rotate_piece(p.rope, rows[warp], angles, first);
+    __syncwarp();
+    store_row_piece(rotated, row, first, is_active, lane);
+  }
 }
 
 using Kernel = void (*)(WriteKvParams, bool);
 
-// Scales in the block are for 8-bit dtypes only.
+// What decides about the kernel beside the dtypes.
+struct Choice {
+  bool has_row_scales;  // for 8-bit dtypes only
+  bool is_rotated;      // from float dtypes only
+};
+
 template <class Source, class Stored>
-Kernel choose_kernel(bool has_row_scales) {
+Kernel choose_kernel(const Choice &choice) {
+  if constexpr (sizeof(Source) > 1) {
+    if (choice.is_rotated) return &write_rotated_rows<Source, Stored>;
+  }
   if constexpr (sizeof(Stored) == 1) {
-    if (has_row_scales) return &write_scaled_rows<Source, Stored>;
+    if (choice.has_row_scales) return &write_scaled_rows<Source, Stored>;
   }
   return &write_pieces<Source, Stored>;
 }
 
 template <class Source>
-Kernel choose_stored(pkv_dtype stored, bool has_row_scales) {
+Kernel choose_stored(pkv_dtype stored, const Choice &choice) {
   switch (stored) {
-    case PKV_FLOAT32: return choose_kernel<Source, float>(has_row_scales);
-    case PKV_FLOAT16: return choose_kernel<Source, __half>(has_row_scales);
-    case PKV_BFLOAT16: return choose_kernel<Source, __nv_bfloat16>(has_row_scales);
-    case PKV_FLOAT8_E4M3: return choose_kernel<Source, __nv_fp8_e4m3>(has_row_scales);
-    case PKV_FLOAT8_E5M2: return choose_kernel<Source, __nv_fp8_e5m2>(has_row_scales);
-    case PKV_INT8: return choose_kernel<Source, int8_t>(has_row_scales);
+    case PKV_FLOAT32: return choose_kernel<Source, float>(choice);
+    case PKV_FLOAT16: return choose_kernel<Source, __half>(choice);
+    case PKV_BFLOAT16: return choose_kernel<Source, __nv_bfloat16>(choice);
+    case PKV_FLOAT8_E4M3: return choose_kernel<Source, __nv_fp8_e4m3>(choice);
+    case PKV_FLOAT8_E5M2: return choose_kernel<Source, __nv_fp8_e5m2>(choice);
+    case PKV_INT8: return choose_kernel<Source, int8_t>(choice);
     default: return nullptr;
   }
 }
 
-Kernel choose(pkv_dtype source, pkv_dtype stored, bool has_row_scales) {
+Kernel choose(pkv_dtype source, pkv_dtype stored, const Choice &choice) {
   switch (source) {
-    case PKV_FLOAT32: return choose_stored<float>(stored, has_row_scales);
-    case PKV_FLOAT16: return choose_stored<__half>(stored, has_row_scales);
-    case PKV_BFLOAT16: return choose_stored<__nv_bfloat16>(stored, has_row_scales);
-    case PKV_FLOAT8_E4M3: return choose_kernel<__nv_fp8_e4m3, __nv_fp8_e4m3>(has_row_scales);
-    case PKV_FLOAT8_E5M2: return choose_kernel<__nv_fp8_e5m2, __nv_fp8_e5m2>(has_row_scales);
-    case PKV_INT8: return choose_kernel<int8_t, int8_t>(has_row_scales);
+    case PKV_FLOAT32: return choose_stored<float>(stored, choice);
+    case PKV_FLOAT16: return choose_stored<__half>(stored, choice);
+    case PKV_BFLOAT16: return choose_stored<__nv_bfloat16>(stored, choice);
+    case PKV_FLOAT8_E4M3: return choose_kernel<__nv_fp8_e4m3, __nv_fp8_e4m3>(choice);
+    case PKV_FLOAT8_E5M2: return choose_kernel<__nv_fp8_e5m2, __nv_fp8_e5m2>(choice);
+    case PKV_INT8: return choose_kernel<int8_t, int8_t>(choice);
     default: return nullptr;
   }
-}
-
-// Whether rows can be read in pieces of 16 bytes, or of 8 elements where those are smaller.
-bool is_aligned(const void *data, int64_t token_stride, int64_t head_stride, pkv_dtype dtype) {
-  const int64_t unit = dtype_bytes(dtype) == 1 ? 8 : 16, bytes = dtype_bytes(dtype);
-  return reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(unit) == 0 && token_stride * bytes % unit == 0 &&
-         head_stride * bytes % unit == 0;
 }
 
 }  // namespace
@@ -179,13 +258,16 @@ bool is_aligned(const void *data, int64_t token_stride, int64_t head_stride, pkv
 Status launch_write_kv(const WriteKvParams &params, cudaStream_t stream) {
   bool is_wide = is_aligned(params.k, params.k_token_stride, params.k_head_stride, params.dtype) &&
                  is_aligned(params.v, params.v_token_stride, params.v_head_stride, params.dtype);
-  const bool has_row_scales = params.kv.kv_scales == PKV_SCALES_PER_TOKEN_HEAD;
-  const Kernel kernel = choose(params.dtype, params.kv.dtype, has_row_scales);
-  const int64_t pieces = has_row_scales ? kRowLanes : std::max(params.kv.head_dim, params.kv.v_head_dim) / kPieceElements;
-  const int64_t num_threads = params.num_tokens * params.kv.num_kv_heads * pieces;
+  const Choice choice = {params.kv.kv_scales == PKV_SCALES_PER_TOKEN_HEAD, params.rope.rotary_dim > 0};
+  const Kernel kernel = choose(params.dtype, params.kv.dtype, choice);
+  int64_t num_blocks = params.num_tokens;
+  if (!choice.is_rotated) {
+    const int64_t pieces =
+        choice.has_row_scales ? kRowLanes : std::max(params.kv.head_dim, params.kv.v_head_dim) / kPieceElements;
+    num_blocks = (params.num_tokens * params.kv.num_kv_heads * pieces + kThreads - 1) / kThreads;
+  }
   void *arguments[] = {const_cast<WriteKvParams *>(&params), &is_wide};
-  PKV_TRY_CUDA(cudaLaunchKernel(reinterpret_cast<const void *>(kernel),
-                                dim3(static_cast<unsigned int>((num_threads + kThreads - 1) / kThreads), 2),
+  PKV_TRY_CUDA(cudaLaunchKernel(reinterpret_cast<const void *>(kernel), dim3(static_cast<unsigned int>(num_blocks), 2),
                                 dim3(kThreads), arguments, 0, stream));
   return PKV_OK;
 }

@@ -36,11 +36,27 @@ inline void score_block(const char *const *keys, const float *queries, int64_t q
   }
 }
 
-// Scores of rows [begin, end) and keys [0, num_keys), a multiple of 8.
+// Rows that are needed soon.
+struct RowsAhead {
+  const char *const *rows;
+  int count;
+  int64_t bytes;  // of a row
+};
+
+// Rows of a paged cache are too short and too scattered for the processor to guess where the next one is.
+inline void prefetch_rows(const RowsAhead &ahead, int begin, int end) {
+  for (int t = begin; t < end && t < ahead.count; ++t) {
+    for (int64_t byte = 0; byte < ahead.bytes; byte += 64) __builtin_prefetch(ahead.rows[t] + byte, 0, 2);
+  }
+}
+
+// Scores of rows [begin, end) and keys [0, num_keys), a multiple of 8. Meanwhile the rows ahead are brought closer.
 template <class T>
 inline void score_tile(const char *const *keys, int num_keys, const float *queries, int64_t query_stride, int64_t dim,
-                       int begin, int end, float *scores) {
+                       int begin, int end, const RowsAhead &values, const RowsAhead &next_keys, float *scores) {
   for (int j = 0; j < num_keys; j += 8) {
+    prefetch_rows(values, j, j + 8);
+    prefetch_rows(next_keys, j, j + 8);
     int r = begin;
     for (; r + kRowBlock <= end; r += kRowBlock) {
       for (int i = j; i < j + 8; i += 4) {

@@ -15,12 +15,14 @@ struct RowTable {
   int64_t begin[kTileRows], end[kTileRows];  // visible keys
   int64_t position[kTileRows];
   float slope[kTileRows];
+  const uint8_t *tree_mask[kTileRows];  // of the row's token; null without a mask
 };
 
 // Where the rows of one tile of keys stand.
 struct KeyTable {
   int64_t first;  // absolute position of key 0
-  int begin, end; // keys that some query row sees
+  int first_row, end_row;  // query rows that see any of the keys; none: there is no such tile
+  int begin, end;          // keys that some query row sees
   uint64_t holes; // bit t: the block of key t was given back
   const char *k[kTileKeys], *v[kTileKeys];
   float k_scale[kTileKeys], v_scale[kTileKeys];  // per-token scales only
@@ -33,6 +35,9 @@ inline void fill_rows(const AttendParams &params, const QueryTile &tile, RowTabl
     rows->begin[r] = keys.begin;
     rows->end[r] = keys.end;
     rows->position[r] = tile.seq_len - tile.num_queries + query;
+    rows->tree_mask[r] = params.tree_mask == nullptr
+                             ? nullptr
+                             : params.tree_mask + (tile.first_token + query) * params.tree_mask_stride;
     rows->slope[r] = params.alibi_slopes == nullptr ? 0.0f : params.alibi_slopes[tile.kv_head * tile.group + head];
   }
 }
@@ -54,10 +59,14 @@ inline void load_queries(const AttendParams &params, const QueryTile &tile, floa
 inline void find_keys(const PagedKv &kv, const QueryTile &tile, int element_bytes, KeyTable *keys) {
   const int rounded_end = (keys->end + 7) & ~7;
   keys->holes = 0;
-  for (int t = 0; t < rounded_end; ++t) {
-    keys->k[t] = keys->v[t] = kZeroRow;
-    keys->k_scale[t] = keys->v_scale[t] = 0.0f;
-  }
+  const auto skip = [&](int begin, int end) {
+    for (int t = begin; t < end; ++t) {
+      keys->k[t] = keys->v[t] = kZeroRow;
+      keys->k_scale[t] = keys->v_scale[t] = 0.0f;
+    }
+  };
+  skip(0, keys->begin);
+  skip(keys->end, rounded_end);
   const bool is_scaled = kv.kv_scales == PKV_SCALES_PER_TOKEN_HEAD;
   int64_t index = (keys->first + keys->begin) / kv.block_size;
   int64_t offset = (keys->first + keys->begin) % kv.block_size;
@@ -65,6 +74,7 @@ inline void find_keys(const PagedKv &kv, const QueryTile &tile, int element_byte
     const int64_t left = keys->end - t, in_block = kv.block_size - offset;
     const int stop = t + static_cast<int>(left < in_block ? left : in_block);
     if (tile.blocks[index] < 0) {
+      skip(t, stop);
       for (; t < stop; ++t) keys->holes |= uint64_t{1} << t;
       continue;
     }
@@ -85,9 +95,20 @@ inline void find_keys(const PagedKv &kv, const QueryTile &tile, int element_byte
   }
 }
 
-// Turns dot products into masked scores, in place. [0, num_keys): a multiple of 16.
+// Keys of the tile, as bits, that a row's tree mask hides.
+inline uint64_t find_hidden(const QueryTile &tile, const KeyTable &keys, const uint8_t *tree_mask) {
+  const int64_t first_new = tile.seq_len - tile.num_queries - keys.first;
+  uint64_t hidden = 0;
+  for (int t = first_new > 0 ? static_cast<int>(first_new) : 0; t < keys.end; ++t) {
+    if (tree_mask[t - first_new] == 0) hidden |= uint64_t{1} << t;
+  }
+  return hidden;
+}
+
+// Turns dot products into masked scores, in place. [0, num_keys): a multiple of 16. hidden: keys that the row does not
+// see, as bits.
 inline void finish_scores(const AttendParams &params, const KeyTable &keys, int num_keys, float scale, float slope,
-                          int64_t position, int begin, int end, float *scores) {
+                          int64_t position, int begin, int end, uint64_t hidden, float *scores) {
   const bool is_scaled = params.kv.kv_scales == PKV_SCALES_PER_TOKEN_HEAD;
   const float distance = static_cast<float>(keys.first - position);
   for (int t = 0; t < num_keys; t += kWidth) {
@@ -104,7 +125,7 @@ inline void finish_scores(const AttendParams &params, const KeyTable &keys, int 
   }
   for (int t = 0; t < begin; ++t) scores[t] = -kInfinity;
   for (int t = end; t < num_keys; ++t) scores[t] = -kInfinity;
-  for (uint64_t holes = keys.holes; holes != 0; holes &= holes - 1) scores[__builtin_ctzll(holes)] = -kInfinity;
+  for (; hidden != 0; hidden &= hidden - 1) scores[__builtin_ctzll(hidden)] = -kInfinity;
 }
 
 // Turns a row's scores into weights, and carries the state of the row on. False if the row sees none of the keys.
@@ -151,22 +172,53 @@ inline void decode_tile(const char **rows, int num_rows, int64_t dim, float *buf
 // Whether T is worth decoding first for so many query rows.
 template <class T>
 inline bool is_decoded_first(int num_rows) {
-  return !__is_same(T, Float32) && num_rows > kRowBlock;
+  return !__is_same(T, Float32) && num_rows > 2 * kRowBlock;
 }
 
-// One tile of keys for query rows [first, end), those that see any of them.
+// Adds the values of a row's keys in [begin, end) run by run between the hidden ones, which may hold anything.
 template <class T>
-inline void attend_tile(const AttendParams &params, const QueryTile &tile, const RowTable &rows, int first, int end,
-                        KeyTable *keys, TileScratch *scratch, const TileState &state) {
+inline void add_seen_rows(const char *const *values, int begin, int end, uint64_t hidden, const float *weights, float *out,
+                          int64_t out_stride, int64_t dim) {
+  for (int t = begin; t < end;) {
+    const bool is_hidden = (hidden >> t) & 1;
+    int stop = t + 1;
+    while (stop < end && ((hidden >> stop) & 1) == is_hidden) ++stop;
+    if (!is_hidden) add_rows<T, 1>(values, t, stop, weights, out, out_stride, dim);
+    t = stop;
+  }
+}
+
+// Adds the values of a tile to rows [first, end). hidden: by row, or null where no tree mask hides any key of the tile.
+template <class T>
+inline void add_values(const KeyTable &keys, const int *begins, const int *ends, const uint64_t *hidden, int first,
+                       int end, const TileState &state, const float *weights, int64_t dim) {
+  if (hidden == nullptr) {
+    add_tile<T>(keys.v, begins, ends, first, end, weights, state.out, state.out_stride, dim);
+    return;
+  }
+  for (int r = first; r < end; ++r) {
+    add_seen_rows<T>(keys.v, begins[r], ends[r], hidden[r], weights + r * kTileKeys, state.out + r * state.out_stride,
+                     state.out_stride, dim);
+  }
+}
+
+// One tile of keys for query rows [keys->first_row, keys->end_row), those that see any of them.
+template <class T>
+inline void attend_tile(const AttendParams &params, const QueryTile &tile, const RowTable &rows, KeyTable *keys,
+                        const KeyTable &next, TileScratch *scratch, const TileState &state) {
   const PagedKv &kv = params.kv;
   const int64_t query_stride = round_up_16(kv.head_dim);
-  find_keys(kv, tile, T::kBytes, keys);
+  const int first = keys->first_row, end = keys->end_row;
+  const RowsAhead values = {keys->v, keys->end, kv.v_head_dim * T::kBytes};
+  const RowsAhead next_keys = {next.k, next.end, kv.head_dim * T::kBytes};
   const int num_keys = (keys->end + 7) & ~7, num_scores = (keys->end + 15) & ~15;
   if (is_decoded_first<T>(end - first)) {
     decode_tile<T>(keys->k, num_keys, kv.head_dim, scratch->keys);
-    score_tile<Float32>(keys->k, num_keys, scratch->queries, query_stride, kv.head_dim, first, end, scratch->scores);
+    score_tile<Float32>(keys->k, num_keys, scratch->queries, query_stride, kv.head_dim, first, end, values, next_keys,
+                        scratch->scores);
   } else {
-    score_tile<T>(keys->k, num_keys, scratch->queries, query_stride, kv.head_dim, first, end, scratch->scores);
+    score_tile<T>(keys->k, num_keys, scratch->queries, query_stride, kv.head_dim, first, end, values, next_keys,
+               scratch->scores);
   }
   if (num_scores > num_keys) {
     for (int r = first; r < end; ++r) {
@@ -178,12 +230,17 @@ inline void attend_tile(const AttendParams &params, const QueryTile &tile, const
   const bool is_scaled = kv.kv_scales == PKV_SCALES_PER_TOKEN_HEAD;
   const float scale = is_scaled ? params.scale : params.scale * kv.k_scale[tile.kv_head];
   int begins[kTileRows], ends[kTileRows];  // keys of the tile whose values a row adds
+  uint64_t hidden[kTileRows];              // of those, as bits, what the row's tree mask leaves out
+  uint64_t any_hidden = 0;
   for (int r = first; r < end; ++r) {
     const int64_t begin_key = rows.begin[r] - keys->first, end_key = rows.end[r] - keys->first;
     begins[r] = begin_key > 0 ? static_cast<int>(begin_key) : 0;
     ends[r] = end_key < keys->end ? static_cast<int>(end_key) : keys->end;
+    hidden[r] = rows.tree_mask[r] == nullptr ? 0 : find_hidden(tile, *keys, rows.tree_mask[r]);
+    any_hidden |= hidden[r];
     float *scores = scratch->scores + r * kTileKeys;
-    finish_scores(params, *keys, num_scores, scale, rows.slope[r], rows.position[r], begins[r], ends[r], scores);
+    finish_scores(params, *keys, num_scores, scale, rows.slope[r], rows.position[r], begins[r], ends[r],
+                  hidden[r] | keys->holes, scores);
     if (!soften_row(scores, num_scores, state.largest + r, state.sum + r, state.out + r * state.out_stride,
                     state.out_stride)) {
       ends[r] = begins[r];
@@ -192,34 +249,58 @@ inline void attend_tile(const AttendParams &params, const QueryTile &tile, const
     }
   }
 
+  const uint64_t *row_hidden = any_hidden == 0 ? nullptr : hidden;
   if (is_decoded_first<T>(end - first)) {
     decode_tile<T>(keys->v, num_keys, kv.v_head_dim, scratch->keys);
-    add_tile<Float32>(keys->v, begins, ends, first, end, scratch->scores, state.out, state.out_stride, kv.v_head_dim);
+    add_values<Float32>(*keys, begins, ends, row_hidden, first, end, state, scratch->scores, kv.v_head_dim);
   } else {
-    add_tile<T>(keys->v, begins, ends, first, end, scratch->scores, state.out, state.out_stride, kv.v_head_dim);
+    add_values<T>(*keys, begins, ends, row_hidden, first, end, state, scratch->scores, kv.v_head_dim);
   }
+}
+
+// Finds the first tile of keys at or behind `keys->first` that some query row sees, up to key `end`. Rows are only ever
+// passed forward: both bounds of what they see grow with the row.
+inline void find_tile(const PagedKv &kv, const QueryTile &tile, const RowTable &rows, int element_bytes, int64_t end,
+                      KeyTable *keys) {
+  for (; keys->first < end; keys->first += kTileKeys) {
+    const int64_t next = keys->first + kTileKeys < end ? keys->first + kTileKeys : end;
+    int first_row = keys->first_row, end_row = keys->end_row;
+    while (first_row < tile.num_rows && rows.end[first_row] <= keys->first) ++first_row;
+    while (end_row < tile.num_rows && rows.begin[end_row] < next) ++end_row;
+    keys->first_row = first_row;
+    keys->end_row = end_row;
+    if (first_row >= end_row) continue;
+    const int64_t last_end = rows.end[end_row - 1] < next ? rows.end[end_row - 1] : next;
+    keys->begin = rows.begin[first_row] > keys->first ? static_cast<int>(rows.begin[first_row] - keys->first) : 0;
+    keys->end = static_cast<int>(last_end - keys->first);
+    find_keys(kv, tile, element_bytes, keys);
+    return;
+  }
+  keys->first_row = keys->end_row = keys->end = 0;
 }
 
 template <class T>
 inline void attend_keys(const AttendParams &params, const QueryTile &tile, int64_t split, TileScratch *scratch,
                         const TileState &state) {
   RowTable rows;
-  KeyTable keys;
   fill_rows(params, tile, &rows);
-  const int num_rows = tile.num_rows;
   const int64_t split_begin = split * kSplitKeys, split_end = split_begin + kSplitKeys;
-  // Both bounds of the visible keys grow with the row.
   const int64_t begin = rows.begin[0] > split_begin ? rows.begin[0] : split_begin;
-  const int64_t end = rows.end[num_rows - 1] < split_end ? rows.end[num_rows - 1] : split_end;
-  int first_row = 0, end_row = 0;  // rows that see keys of the tile
-  for (keys.first = begin / kTileKeys * kTileKeys; keys.first < end; keys.first += kTileKeys) {
-    const int64_t next = keys.first + kTileKeys < end ? keys.first + kTileKeys : end;
-    while (first_row < num_rows && rows.end[first_row] <= keys.first) ++first_row;
-    while (end_row < num_rows && rows.begin[end_row] < next) ++end_row;
-    if (first_row >= end_row) continue;
-    keys.begin = rows.begin[first_row] > keys.first ? static_cast<int>(rows.begin[first_row] - keys.first) : 0;
-    keys.end = static_cast<int>((rows.end[end_row - 1] < next ? rows.end[end_row - 1] : next) - keys.first);
-    attend_tile<T>(params, tile, rows, first_row, end_row, &keys, scratch, state);
+  const int64_t last_end = rows.end[tile.num_rows - 1], end = last_end < split_end ? last_end : split_end;
+  KeyTable tables[2];
+  KeyTable *keys = &tables[0], *next = &tables[1];
+  keys->first = begin / kTileKeys * kTileKeys;
+  keys->first_row = keys->end_row = 0;
+  find_tile(params.kv, tile, rows, T::kBytes, end, keys);
+  while (keys->first_row < keys->end_row) {
+    next->first = keys->first + kTileKeys;
+    next->first_row = keys->first_row;
+    next->end_row = keys->end_row;
+    find_tile(params.kv, tile, rows, T::kBytes, end, next);
+    attend_tile<T>(params, tile, rows, keys, *next, scratch, state);
+    KeyTable *const done = keys;
+    keys = next;
+    next = done;
   }
 }
 

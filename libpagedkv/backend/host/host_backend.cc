@@ -7,6 +7,7 @@
 #include "backend/host/kernels.h"
 #include "backend/host/machine.h"
 #include "backend/host/reference.h"
+#include "backend/host/zero_blocks.h"
 
 namespace pkv {
 namespace {
@@ -50,12 +51,27 @@ class HostBackend final : public Backend {
 
   Status copy_blocks(const CopyBlocksParams &params, pkv_stream) override { return copy_host_blocks(params); }
 
+  Status zero_blocks(const ZeroBlocksParams &params, pkv_stream) override {
+    zero_host_blocks(params);
+    return PKV_OK;
+  }
+
   Status write_kv(const WriteKvParams &params, pkv_stream) override {
     const IsaKernels *inner = host_kernels().inner;
     if (inner == nullptr) {
       reference_write_kv(params);
     } else {
       write_tokens(*inner, params, host_num_threads());
+    }
+    return PKV_OK;
+  }
+
+  Status gather_kv(const GatherKvParams &params, pkv_stream) override {
+    const IsaKernels *inner = host_kernels().inner;
+    if (inner == nullptr) {
+      reference_gather_kv(params);
+    } else {
+      gather_tokens(*inner, params, host_num_threads());
     }
     return PKV_OK;
   }

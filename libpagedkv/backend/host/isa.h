@@ -57,6 +57,8 @@ struct IsaKernels {
   void (*finish_tile)(const AttendParams &params, const QueryTile &tile, const TileState &total);
   // Stores K and V of tokens [begin, end).
   void (*write_tokens)(const WriteKvParams &params, int64_t begin, int64_t end);
+  // Gives K and V of tokens [begin, end).
+  void (*gather_tokens)(const GatherKvParams &params, int64_t begin, int64_t end);
   void (*merge_tokens)(const MergeStatesParams &params, int64_t begin, int64_t end);
 };
 

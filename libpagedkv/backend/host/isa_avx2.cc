@@ -1,15 +1,18 @@
 // The host kernels for AVX2, FMA and F16C.
 #include "backend/host/isa.h"
 #include "backend/host/paged_address.h"
+#include "backend/host/rope.h"
 #include "backend/host/vector_avx2.h"
 
 #include "backend/host/attend_math.inc.h"
 #include "backend/host/attend_products.inc.h"
 #include "backend/host/attend_tile.inc.h"
 #include "backend/host/write_kv.inc.h"
+#include "backend/host/gather_kv.inc.h"
 
 namespace pkv {
 
-const IsaKernels kAvx2Kernels = {attend_split, merge_tile, finish_tile, write_tokens, merge_tokens};
+const IsaKernels kAvx2Kernels = {attend_split, merge_tile,    finish_tile,
+                                 write_tokens, gather_tokens, merge_tokens};
 
 }  // namespace pkv

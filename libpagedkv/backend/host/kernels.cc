@@ -1,5 +1,9 @@
 #include "backend/host/kernels.h"
 
+#if PKV_HAVE_AVX2 || PKV_HAVE_AVX512
+#include <cpuid.h>
+#endif
+
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -7,6 +11,9 @@
 #include "backend/host/host.h"
 #include "backend/host/thread_pool.h"
 #include "base/dtype.h"
+#if PKV_HAVE_AVX2 || PKV_HAVE_AVX512
+#include <cpuid.h>
+#endif
 
 namespace pkv {
 namespace {
@@ -18,8 +25,13 @@ struct IsaRow {
 
 bool is_always_supported() { return true; }
 #if PKV_HAVE_AVX2 || PKV_HAVE_AVX512
+// Not every compiler's __builtin_cpu_supports knows "f16c".
+bool is_f16c_supported() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
 bool is_avx2_supported() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && is_f16c_supported();
 }
 #endif
 #if PKV_HAVE_AVX512
@@ -96,6 +108,13 @@ void write_tokens(const IsaKernels &inner, const WriteKvParams &params, int32_t 
       params.kv.num_kv_heads * static_cast<int64_t>(params.kv.head_dim + params.kv.v_head_dim) * dtype_bytes(params.dtype);
   run_token_ranges(params.num_tokens, token_bytes, num_threads,
                    [&](int64_t begin, int64_t end) { inner.write_tokens(params, begin, end); });
+}
+
+void gather_tokens(const IsaKernels &inner, const GatherKvParams &params, int32_t num_threads) {
+  const int64_t token_bytes =
+      params.kv.num_kv_heads * static_cast<int64_t>(params.kv.head_dim + params.kv.v_head_dim) * dtype_bytes(params.dtype);
+  run_token_ranges(params.num_tokens, token_bytes, num_threads,
+                   [&](int64_t begin, int64_t end) { inner.gather_tokens(params, begin, end); });
 }
 
 void merge_tokens(const IsaKernels &inner, const MergeStatesParams &params, int32_t num_threads) {

@@ -19,6 +19,7 @@ const HostKernels &host_kernels();
 // OUT_OF_MEMORY when a caller's first or larger step cannot get its workspace; nothing is written then.
 Status attend_in_tiles(const IsaKernels &inner, const AttendParams &params, int32_t num_threads);
 void write_tokens(const IsaKernels &inner, const WriteKvParams &params, int32_t num_threads);
+void gather_tokens(const IsaKernels &inner, const GatherKvParams &params, int32_t num_threads);
 void merge_tokens(const IsaKernels &inner, const MergeStatesParams &params, int32_t num_threads);
 
 }  // namespace pkv

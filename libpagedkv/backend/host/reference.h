@@ -7,6 +7,7 @@
 namespace pkv {
 
 void reference_write_kv(const WriteKvParams &params);
+void reference_gather_kv(const GatherKvParams &params);
 void reference_attend(const AttendParams &params);
 void reference_merge_states(const MergeStatesParams &params);
 

@@ -19,6 +19,8 @@ struct QueryRow {
   int64_t position;
   int64_t head, kv_head;
   const char *q;
+  int64_t first_new;          // position of the sequence's first new token
+  const uint8_t *tree_mask;   // the token's row, or null
 };
 
 const char *q_address(const AttendParams &params, int64_t token, int64_t head) {
@@ -32,8 +34,9 @@ double row_scale(const PagedKv &kv, const char *block, uint64_t plane, int64_t o
   return decode_element(PKV_FLOAT32, block + plane + scale_row_offset(kv, offset, head), 0);
 }
 
-// The score of a key, or minus infinity where its block was given back.
+// The score of a key, or minus infinity where its block was given back or the tree mask hides it.
 double score_of_key(const AttendParams &params, const QueryRow &row, int64_t key) {
+  if (row.tree_mask != nullptr && key >= row.first_new && row.tree_mask[key - row.first_new] == 0) return kMinusInfinity;
   const PagedKv &kv = params.kv;
   const int32_t id = row.blocks[key / kv.block_size];
   if (id < 0) return kMinusInfinity;
@@ -114,6 +117,9 @@ void reference_attend(const AttendParams &params) {
         row.head = head;
         row.kv_head = head / group;
         row.q = q_address(params, begin + i, head);
+        row.first_new = seq_len - num_queries;
+        row.tree_mask =
+            params.tree_mask == nullptr ? nullptr : params.tree_mask + (begin + i) * params.tree_mask_stride;
         attend_row(params, row, begin + i);
       }
     }

@@ -97,7 +97,15 @@ inline float look_up_e5m2(uint8_t code) { return e5m2_table.values[code]; }
 inline float decode_int8(int8_t code) { return static_cast<float>(code); }
 
 using Float16 = Coded<PKV_FLOAT16, uint16_t, decode_float16, encode_float16>;
-using Bfloat16 = Coded<PKV_BFLOAT16, uint16_t, decode_bfloat16, encode_bfloat16>;
+struct Bfloat16 : Coded<PKV_BFLOAT16, uint16_t, decode_bfloat16, encode_bfloat16> {
+  PKV_INLINE static Vec load(const char *p) {
+    using Codes = uint16_t __attribute__((vector_size(8)));
+    using Bits = uint32_t __attribute__((vector_size(16)));
+    Codes codes;
+    __builtin_memcpy(&codes, p, sizeof codes);
+    return reinterpret_cast<Vec>(__builtin_convertvector(codes, Bits) << 16);
+  }
+};
 using E4m3 = Coded<PKV_FLOAT8_E4M3, uint8_t, look_up_e4m3, encode_e4m3>;
 using E5m2 = Coded<PKV_FLOAT8_E5M2, uint8_t, look_up_e5m2, encode_e5m2>;
 using Int8 = Coded<PKV_INT8, int8_t, decode_int8, encode_int8>;

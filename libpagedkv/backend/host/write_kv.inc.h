@@ -86,13 +86,55 @@ inline void write_plane(const TokenPlane &plane, int64_t num_heads, pkv_dtype fr
   });
 }
 
+// See rotate_row of reference_write_kv.cc; the same to the bit.
+inline void rotate_row(const RopeParams &rope, const float *cosines, const float *sines, float *row) {
+  const int32_t half = rope.rotary_dim / 2;
+  if (rope.is_interleaved) {
+    for (int32_t i = 0; i < half; ++i) {
+      const double a = row[2 * i], b = row[2 * i + 1], cosine = cosines[i], sine = sines[i];
+      row[2 * i] = static_cast<float>(a * cosine - b * sine);
+      row[2 * i + 1] = static_cast<float>(b * cosine + a * sine);
+    }
+    return;
+  }
+  for (int32_t i = 0; i < half; ++i) {
+    const double a = row[i], b = row[half + i], cosine = cosines[i], sine = sines[i];
+    row[i] = static_cast<float>(a * cosine - b * sine);
+    row[half + i] = static_cast<float>(b * cosine + a * sine);
+  }
+}
+
+// K of one token, each head's row decoded and rotated before it is stored.
+inline void write_rotated_plane(const TokenPlane &plane, const WriteKvParams &params, const float *cosines,
+                                const float *sines, int64_t to_bytes) {
+  alignas(64) float row[kMaxHeadDim];
+  for (int64_t head = 0; head < params.kv.num_kv_heads; ++head) {
+    const char *source = plane.source + head * plane.source_stride;
+    with_float_type(params.dtype, [&](auto type) { decode_row<decltype(type)>(source, plane.dim, row); });
+    rotate_row(params.rope, cosines, sines, row);
+    const TokenPlane one = {reinterpret_cast<const char *>(row),
+                            0,
+                            plane.destination + head * plane.destination_stride,
+                            0,
+                            plane.scales == nullptr ? nullptr : plane.scales + head * plane.scale_stride,
+                            0,
+                            plane.scales == nullptr ? plane.static_scales + head : nullptr,
+                            plane.dim};
+    write_plane(one, 1, PKV_FLOAT32, params.kv.dtype, to_bytes);
+  }
+}
+
 void write_tokens(const WriteKvParams &params, int64_t begin, int64_t end) {
   const PagedKv &kv = params.kv;
   int64_t from_bytes = 0, to_bytes = 0;
   with_kv_type(params.dtype, [&](auto type) { from_bytes = decltype(type)::kBytes; });
   with_kv_type(kv.dtype, [&](auto type) { to_bytes = decltype(type)::kBytes; });
+  const bool is_rotated = params.rope.rotary_dim > 0;
+  double frequencies[kMaxHeadDim / 2];
+  float cosines[kMaxHeadDim / 2], sines[kMaxHeadDim / 2];
+  if (is_rotated) find_frequencies(params.rope, frequencies);
   for (int64_t token = begin; token < end; ++token) {
-    const int64_t slot = params.slot_mapping[token];
+    const int64_t slot = written_slot(params, token);
     if (slot < 0) continue;
     const int64_t offset = slot % kv.block_size;
     char *block = block_address(kv, slot / kv.block_size);
@@ -115,7 +157,12 @@ void write_tokens(const WriteKvParams &params, int64_t begin, int64_t end) {
                           scale_stride,
                           kv.v_scale,
                           kv.v_head_dim};
-    write_plane(k, kv.num_kv_heads, params.dtype, kv.dtype, to_bytes);
+    if (is_rotated) {
+      find_angles(params.rope, frequencies, params.positions[token], cosines, sines);
+      write_rotated_plane(k, params, cosines, sines, to_bytes);
+    } else {
+      write_plane(k, kv.num_kv_heads, params.dtype, kv.dtype, to_bytes);
+    }
     write_plane(v, kv.num_kv_heads, params.dtype, kv.dtype, to_bytes);
   }
 }

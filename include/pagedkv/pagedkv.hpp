@@ -1,0 +1,433 @@
+// pagedkv.hpp - the C ABI of libpagedkv as C++17 classes: resources that release themselves, failures as exceptions.
+//
+// Header only, over pagedkv.h alone; semantics are those stated there. Every class is move-only and holds one handle,
+// which get() gives for calls that have no wrapper. Objects may be destroyed in any order: a Sequence and a Batch keep
+// their cache alive. A moved-from object may be destroyed and assigned to. Threads: as in pagedkv.h.
+#ifndef PAGEDKV_PAGEDKV_HPP_
+#define PAGEDKV_PAGEDKV_HPP_
+
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "pagedkv/pagedkv.h"
+
+namespace pagedkv {
+
+// A struct of the ABI, zeroed, with its struct_size.
+template <class T>
+T make_struct() {
+  T made{};
+  made.struct_size = sizeof(T);
+  return made;
+}
+
+// A call that failed. what() is its text; shortage() has the numbers of OUT_OF_BLOCKS and NEVER_FITS.
+class Error : public std::runtime_error {
+ public:
+  explicit Error(pkv_status status)
+      : std::runtime_error(std::string(pkv_status_name(status)) + ": " + pkv_last_error()),
+        status_(status),
+        shortage_(make_struct<pkv_shortage>()) {
+    if (status == PKV_OUT_OF_BLOCKS || status == PKV_NEVER_FITS) pkv_last_shortage(&shortage_);
+  }
+
+  pkv_status status() const noexcept { return status_; }
+  const pkv_shortage &shortage() const noexcept { return shortage_; }
+
+ private:
+  pkv_status status_;
+  pkv_shortage shortage_;
+};
+
+inline void check(pkv_status status) {
+  if (status != PKV_OK) throw Error(status);
+}
+
+// Elements that somebody else owns, for the time of a call: of a vector, an array, a list in braces.
+template <class T>
+class Span {
+ public:
+  Span() = default;
+  Span(const T *data, int64_t size) : data_(data), size_(size) {}
+  Span(std::initializer_list<T> list) : Span(list.begin(), static_cast<int64_t>(list.size())) {}
+  template <class Container, class = std::enable_if_t<std::is_convertible<
+                                 decltype(std::declval<const Container &>().data()), const T *>::value>>
+  Span(const Container &container) : Span(container.data(), static_cast<int64_t>(container.size())) {}
+
+  const T *data() const { return data_; }
+  int64_t size() const { return size_; }
+
+ private:
+  const T *data_ = nullptr;
+  int64_t size_ = 0;
+};
+
+// A contiguous tensor of the caller's: float is float32, and so on; other types need their dtype.
+inline pkv_tensor make_tensor(void *data, pkv_dtype dtype, std::initializer_list<int64_t> shape) {
+  pkv_tensor tensor{};
+  tensor.data = data;
+  tensor.dtype = dtype;
+  tensor.ndim = static_cast<int32_t>(shape.size());
+  int32_t i = 0;
+  for (int64_t size : shape) {
+    if (i < 4) tensor.shape[i++] = size;
+  }
+  return tensor;
+}
+inline pkv_tensor make_tensor(float *data, std::initializer_list<int64_t> shape) {
+  return make_tensor(data, PKV_FLOAT32, shape);
+}
+
+// An array that the library owns; stays valid whatever is closed. T: int32_t or int64_t, as pagedkv.h says.
+template <class T>
+class Array {
+ public:
+  Array() = default;
+  explicit Array(const pkv_array &taken) : array_(taken) {}
+  Array(Array &&other) noexcept : array_(std::exchange(other.array_, pkv_array{})) {}
+  Array &operator=(Array &&other) noexcept {
+    std::swap(array_, other.array_);
+    return *this;
+  }
+  ~Array() { pkv_array_release(&array_); }
+
+  int64_t size() const { return array_.ndim == 0 ? 0 : array_.shape[0]; }  // of the first dimension
+  int64_t shape(int dimension) const { return array_.shape[dimension]; }
+  const T *data() const { return static_cast<const T *>(array_.data); }
+  const T *row(int64_t i) const {
+    return reinterpret_cast<const T *>(static_cast<const char *>(array_.data) + i * array_.strides[0]);
+  }
+  const T &operator[](int64_t i) const { return *row(i); }
+  const T &operator()(int64_t i, int64_t j) const { return row(i)[j]; }
+  const T *begin() const { return data(); }  // of a one-dimensional array
+  const T *end() const { return data() + size(); }
+  const pkv_array &get() const { return array_; }
+
+ private:
+  pkv_array array_{};
+};
+
+// ---- Pool -------------------------------------------------------------------------------------------------------
+
+class Pool {
+ public:
+  Pool(uint64_t block_bytes, int64_t num_blocks, const char *device = nullptr) {
+    auto options = make_struct<pkv_pool_options>();
+    options.block_bytes = block_bytes;
+    options.num_blocks = num_blocks;
+    options.device = device;
+    create(options);
+  }
+  explicit Pool(const pkv_pool_options &options) { create(options); }
+
+  int32_t allocate() {
+    int32_t block = 0;
+    check(pkv_pool_allocate(get(), 1, &block));
+    return block;
+  }
+  std::vector<int32_t> allocate(int64_t count) {
+    // No room for a count that cannot be had.
+    std::vector<int32_t> blocks(count > 0 && count <= num_blocks() ? static_cast<size_t>(count) : 1);
+    check(pkv_pool_allocate(get(), count, blocks.data()));
+    blocks.resize(static_cast<size_t>(count));
+    return blocks;
+  }
+  void retain(Span<int32_t> blocks) { check(pkv_pool_retain(get(), blocks.data(), blocks.size())); }
+  void free(Span<int32_t> blocks) { check(pkv_pool_free(get(), blocks.data(), blocks.size())); }
+  void free(int32_t block) { free(Span<int32_t>(&block, 1)); }
+  void *block_ptr(int32_t block) const {
+    void *address = nullptr;
+    check(pkv_pool_block_ptr(get(), block, &address));
+    return address;
+  }
+  int64_t num_blocks() const { return pkv_pool_num_blocks(get()); }
+  int64_t num_free() const { return pkv_pool_num_free(get()); }
+  void resize(int64_t num_blocks) { check(pkv_pool_resize(get(), num_blocks)); }
+  void copy_blocks(Span<int32_t> sources, Span<int32_t> destinations, pkv_stream stream = nullptr) {
+    if (sources.size() != destinations.size()) throw std::invalid_argument("copy_blocks: sizes differ");
+    check(pkv_pool_copy_blocks(get(), sources.data(), destinations.data(), sources.size(), stream));
+  }
+  pkv_pool_stats stats() const {
+    auto stats = make_struct<pkv_pool_stats>();
+    check(pkv_pool_get_stats(get(), &stats));
+    return stats;
+  }
+  pkv_pool *get() const { return pool_.get(); }
+
+ private:
+  struct Destroy {
+    void operator()(pkv_pool *pool) const { pkv_pool_destroy(pool); }
+  };
+
+  void create(const pkv_pool_options &options) {
+    pkv_pool *pool = nullptr;
+    check(pkv_pool_create(&options, &pool));
+    pool_.reset(pool);
+  }
+
+  std::unique_ptr<pkv_pool, Destroy> pool_;
+};
+
+// ---- Layout, cache, sequence ------------------------------------------------------------------------------------
+
+// A plain value: the shape of K and V.
+class Layout {
+ public:
+  Layout(int32_t num_layers, int32_t num_kv_heads, int32_t head_dim, pkv_dtype dtype, int32_t block_size)
+      : group(make_struct<pkv_layer_group>()), block_size(block_size) {
+    group.num_layers = num_layers;
+    group.num_kv_heads = num_kv_heads;
+    group.head_dim = head_dim;
+    group.dtype = dtype;
+  }
+
+  pkv_layer_group group;  // the rest (v_head_dim, order, kv_scales) may be set here
+  int32_t block_size;
+
+  // Points into this object.
+  pkv_layout get() const {
+    auto layout = make_struct<pkv_layout>();
+    layout.block_size = block_size;
+    layout.num_groups = 1;
+    layout.groups = &group;
+    return layout;
+  }
+  uint64_t block_bytes() const { return describe().block_bytes; }
+  uint64_t token_bytes() const { return describe().token_bytes; }
+  pkv_layer_info layer(int32_t index) const {
+    const pkv_layout layout = get();
+    auto info = make_struct<pkv_layer_info>();
+    check(pkv_layout_layer(&layout, index, &info));
+    return info;
+  }
+
+ private:
+  pkv_layout_info describe() const {
+    const pkv_layout layout = get();
+    auto info = make_struct<pkv_layout_info>();
+    check(pkv_layout_describe(&layout, &info));
+    return info;
+  }
+};
+
+// An open sequence of a cache; closed when destroyed. Converts to its id.
+class Sequence {
+ public:
+  Sequence() = default;
+  Sequence(std::shared_ptr<pkv_cache> cache, pkv_sequence id) : cache_(std::move(cache)), id_(id) {}
+  Sequence(Sequence &&other) noexcept : cache_(std::move(other.cache_)), id_(std::exchange(other.id_, 0)) {}
+  Sequence &operator=(Sequence &&other) noexcept {
+    std::swap(cache_, other.cache_);
+    std::swap(id_, other.id_);
+    return *this;
+  }
+  ~Sequence() {
+    if (id_ != 0) pkv_sequence_close(cache_.get(), id_, PKV_STREAM_OF_SEQUENCE);
+  }
+
+  operator pkv_sequence() const { return id_; }
+  int64_t length() const { return info().length; }
+  int64_t num_cached_tokens() const { return info().num_cached_tokens; }
+  pkv_sequence_info info() const {
+    auto info = make_struct<pkv_sequence_info>();
+    check(pkv_sequence_get_info(cache_.get(), id_, &info));
+    return info;
+  }
+  Array<int32_t> blocks() const {
+    pkv_array array{};
+    check(pkv_sequence_blocks(cache_.get(), id_, &array));
+    return Array<int32_t>(array);
+  }
+
+  int64_t rematch(Span<int64_t> tokens) {
+    int64_t num_cached = 0;
+    check(pkv_sequence_rematch(cache_.get(), id_, tokens.data(), tokens.size(), &num_cached));
+    return num_cached;
+  }
+  Sequence fork(int64_t length = -1) const {
+    pkv_sequence child = 0;
+    check(pkv_sequence_fork(cache_.get(), id_, length, &child));
+    return Sequence(cache_, child);
+  }
+  void reserve(int64_t num_tokens) { check(pkv_sequence_reserve(cache_.get(), id_, num_tokens)); }
+  void append(Span<int64_t> tokens, pkv_stream stream = PKV_STREAM_OF_SEQUENCE) {
+    check(pkv_sequence_append(cache_.get(), id_, tokens.data(), tokens.size(), stream));
+  }
+  void append_unknown(int64_t count, pkv_stream stream = PKV_STREAM_OF_SEQUENCE) {
+    check(pkv_sequence_append(cache_.get(), id_, nullptr, count, stream));
+  }
+  void commit(Span<int64_t> tokens) { check(pkv_sequence_commit(cache_.get(), id_, tokens.data(), tokens.size())); }
+  void truncate(int64_t length) { check(pkv_sequence_truncate(cache_.get(), id_, length)); }
+  void close(pkv_stream stream = PKV_STREAM_OF_SEQUENCE) {
+    check(pkv_sequence_close(cache_.get(), id_, stream));
+    id_ = 0;
+  }
+
+ private:
+  std::shared_ptr<pkv_cache> cache_;
+  pkv_sequence id_ = 0;
+};
+
+class Batch;
+
+class Cache {
+ public:
+  Cache(const Layout &layout, int64_t num_blocks, const char *device = nullptr) {
+    auto options = make_struct<pkv_cache_options>();
+    const pkv_layout described = layout.get();
+    options.layout = &described;
+    options.num_blocks = num_blocks;
+    options.device = device;
+    create(options);
+  }
+  explicit Cache(const pkv_cache_options &options) { create(options); }
+  Cache(Cache &&) noexcept = default;
+  Cache &operator=(Cache &&) noexcept = default;
+
+  Sequence open(Span<int64_t> tokens = {}, const pkv_open_options &options = make_struct<pkv_open_options>()) {
+    pkv_sequence id = 0;
+    check(pkv_sequence_open(get(), tokens.data(), tokens.size(), &options, &id, nullptr));
+    return Sequence(cache_, id);
+  }
+  int64_t evict(int64_t n) {
+    int64_t num_evicted = 0;
+    check(pkv_cache_evict(get(), n, &num_evicted));
+    return num_evicted;
+  }
+  void reset() { check(pkv_cache_reset(get())); }
+  void set_kv_scales(int32_t layer, Span<float> k_scale, Span<float> v_scale) {  // each [num_kv_heads]
+    check(pkv_cache_set_kv_scales(get(), layer, k_scale.data(), v_scale.data()));
+  }
+  std::vector<pkv_sequence> victims(int64_t n) const {
+    std::vector<pkv_sequence> sequences(static_cast<size_t>(stats().num_sequences));
+    int64_t count = 0;
+    check(pkv_cache_victims(get(), n, sequences.data(), static_cast<int64_t>(sequences.size()), &count));
+    sequences.resize(static_cast<size_t>(count));
+    return sequences;
+  }
+  pkv_cache_stats stats() const {
+    auto stats = make_struct<pkv_cache_stats>();
+    check(pkv_cache_get_stats(get(), &stats));
+    return stats;
+  }
+  void audit() const { check(pkv_cache_check(get())); }
+  std::string explain(int32_t block) const {
+    size_t length = 0;
+    check(pkv_cache_explain(get(), block, nullptr, 0, &length));
+    std::string text(length + 1, '\0');
+    check(pkv_cache_explain(get(), block, &text[0], text.size(), &length));
+    text.resize(length);
+    return text;
+  }
+  void *block_ptr(int32_t block) const {
+    void *address = nullptr;
+    check(pkv_cache_block_ptr(get(), block, &address));
+    return address;
+  }
+
+  void write_kv(int32_t layer, const Batch &batch, const pkv_tensor &k, const pkv_tensor &v,
+                pkv_stream stream = nullptr);
+  void attend(int32_t layer, const Batch &batch, const pkv_tensor &q, const pkv_tensor &out,
+              const pkv_attend_options &options = make_struct<pkv_attend_options>());
+  pkv_cache *get() const { return cache_.get(); }
+
+ private:
+  void create(const pkv_cache_options &options) {
+    pkv_cache *cache = nullptr;
+    check(pkv_cache_create(&options, &cache));
+    cache_ = std::shared_ptr<pkv_cache>(cache, pkv_cache_destroy);
+  }
+
+  std::shared_ptr<pkv_cache> cache_;  // shared with the sequences
+};
+
+// ---- Batch and kernels ------------------------------------------------------------------------------------------
+
+class Batch {
+ public:
+  Batch(const Cache &cache, int64_t max_sequences, int64_t max_tokens, uint32_t formats = PKV_FORMAT_TABLE) {
+    auto options = make_struct<pkv_batch_options>();
+    options.max_sequences = max_sequences;
+    options.max_tokens = max_tokens;
+    options.formats = formats;
+    create(cache, options);
+  }
+  Batch(const Cache &cache, const pkv_batch_options &options) { create(cache, options); }
+
+  // Without tokens all are unknown.
+  void prepare(Span<pkv_sequence> sequences, Span<int64_t> counts, Span<int64_t> tokens = {},
+               const pkv_prepare_options &options = make_struct<pkv_prepare_options>()) {
+    if (sequences.size() != counts.size()) throw std::invalid_argument("prepare: one count for each sequence");
+    check(pkv_batch_prepare(get(), sequences.data(), counts.data(), sequences.size(),
+                            tokens.size() == 0 ? nullptr : tokens.data(), tokens.size(), &options));
+  }
+  void discard() { check(pkv_batch_discard(get())); }
+  pkv_batch_info info() const {
+    auto info = make_struct<pkv_batch_info>();
+    check(pkv_batch_get_info(get(), &info));
+    return info;
+  }
+  Array<int32_t> block_table() const { return table<int32_t>(PKV_BLOCK_TABLE); }  // (sequence, block)
+  Array<int32_t> seq_lens() const { return table<int32_t>(PKV_SEQ_LENS); }
+  Array<int32_t> cu_seqlens_q() const { return table<int32_t>(PKV_CU_SEQLENS_Q); }
+  Array<int64_t> slot_mapping() const { return table<int64_t>(PKV_SLOT_MAPPING); }
+  Array<int64_t> positions() const { return table<int64_t>(PKV_POSITIONS); }
+  Array<int32_t> indptr() const { return table<int32_t>(PKV_INDPTR); }
+  Array<int32_t> indices() const { return table<int32_t>(PKV_INDICES); }
+  Array<int32_t> last_block_len() const { return table<int32_t>(PKV_LAST_BLOCK_LEN); }
+  Array<int64_t> block_pointers() const { return table<int64_t>(PKV_BLOCK_POINTERS); }
+  // An address on the device, valid while this batch lives and its generation stays.
+  pkv_array device_table(pkv_batch_table which) const {
+    pkv_array array{};
+    check(pkv_batch_get_device_table(get(), which, &array));
+    return array;
+  }
+  pkv_batch *get() const { return batch_.get(); }
+
+ private:
+  struct Destroy {
+    void operator()(pkv_batch *batch) const { pkv_batch_destroy(batch); }
+  };
+
+  void create(const Cache &cache, const pkv_batch_options &options) {
+    pkv_batch *batch = nullptr;
+    check(pkv_batch_create(cache.get(), &options, &batch));
+    batch_.reset(batch);
+  }
+
+  template <class T>
+  Array<T> table(pkv_batch_table which) const {
+    pkv_array array{};
+    check(pkv_batch_get_table(get(), which, &array));
+    return Array<T>(array);
+  }
+
+  std::unique_ptr<pkv_batch, Destroy> batch_;
+};
+
+inline void Cache::write_kv(int32_t layer, const Batch &batch, const pkv_tensor &k, const pkv_tensor &v,
+                            pkv_stream stream) {
+  check(pkv_write_kv(get(), layer, batch.get(), &k, &v, stream));
+}
+
+inline void Cache::attend(int32_t layer, const Batch &batch, const pkv_tensor &q, const pkv_tensor &out,
+                          const pkv_attend_options &options) {
+  check(pkv_attend(get(), layer, batch.get(), &q, &out, &options));
+}
+
+// lse may be null.
+inline void merge_states(const char *device, const pkv_tensor &out_a, const pkv_tensor &lse_a, const pkv_tensor &out_b,
+                         const pkv_tensor &lse_b, const pkv_tensor &out, const pkv_tensor *lse = nullptr,
+                         pkv_stream stream = nullptr) {
+  check(pkv_merge_states(device, &out_a, &lse_a, &out_b, &lse_b, &out, lse, stream));
+}
+
+}  // namespace pagedkv
+
+#endif  // PAGEDKV_PAGEDKV_HPP_
