@@ -36,8 +36,8 @@ inline std::string describe(const CaseShape &shape) {
                      std::to_string(shape.block_size) + ", heads " + std::to_string(shape.num_kv_heads) + " x " +
                      std::to_string(shape.group) + ", dims " + std::to_string(shape.head_dim) + "/" +
                      std::to_string(shape.v_head_dim) + ", causal " + std::to_string(shape.is_causal) + ", window " +
-                     std::to_string(shape.window) + (shape.is_window_released ? " released" : "") + (shape.has_holes ? " with holes" : "") + ", softcap " +
-                     std::to_string(shape.softcap) + ", sinks " + std::to_string(shape.has_sinks) + ", alibi " +
+                     std::to_string(shape.window) + (shape.is_window_released ? " released" : "") +
+                     (shape.has_holes ? " with holes" : "") + ", softcap " + std::to_string(shape.softcap) + ", sinks " + std::to_string(shape.has_sinks) + ", alibi " +
                      std::to_string(shape.has_alibi) + ", lens";
   for (size_t i = 0; i < shape.seq_lens.size(); ++i) {
     text += " " + std::to_string(shape.query_lens[i]) + "/" + std::to_string(shape.seq_lens[i]);
