@@ -59,8 +59,8 @@ class Case {
   Case(const Case &) = delete;
   Case &operator=(const Case &) = delete;
 
-  AttendParams params;
-  WriteKvParams write_params;  // of all tokens of all sequences
+  AttendParams params = {};
+  WriteKvParams write_params = {};  // of all tokens of all sequences
   int64_t num_tokens, num_heads;
   std::vector<float> lse;
   std::vector<char> pool;
