@@ -65,7 +65,8 @@ cdef class DeviceTable:
 
     @property
     def __cuda_array_interface__(self):
-        return {"shape": self.shape, "typestr": "<i4" if self.dtype == "int32" else "<i8", "data": (self.ptr, True),
+        return {"shape": self.shape, "typestr": "<i4" if self.dtype == "int32" else "<i8", "data": (self.ptr, False),  # PyTorch takes no read-only memory
+               
                 "strides": self.strides, "version": 3}
 
     def __dlpack_device__(self):

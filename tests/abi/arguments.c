@@ -281,6 +281,7 @@ static void test_sequence_values(void) {
   CHECK_EQUAL(out, 77);
   CHECK_REFUSED(cache, pkv_sequence_reserve(cache, sequence, -1), PKV_INVALID_ARGUMENT, "-1");
   CHECK_REFUSED(cache, pkv_sequence_reserve(cache, sequence, 27), PKV_NEVER_FITS, "27 more");
+  CHECK_EQUAL(get_shortage().needed, 9);
   CHECK_REFUSED(cache, pkv_sequence_reserve(cache, sequence, INT64_MAX), PKV_NEVER_FITS, "9223372036854775807");
 
   CHECK_REFUSED(cache, pkv_sequence_commit(cache, sequence, kTokens, -1), PKV_INVALID_ARGUMENT, "-1");

@@ -136,6 +136,16 @@ void test_batch_and_kernels() {
     for (float value : out) CHECK(std::fabs(value - 0.5f) < 1e-6f);
     merge_states("host", result, logs, result, logs, result, &logs);
     CHECK(std::fabs(out[0] - 0.5f) < 1e-6f);
+    pkv_rope rope = make_struct<pkv_rope>();
+    pkv_write_options write_options = make_struct<pkv_write_options>();
+    write_options.rope = &rope;
+    cache.write_kv(1, batch, given, given, write_options);
+    const pkv_tensor two = make_tensor(rows.data(), {2, 2, 8}), gathered = make_tensor(out.data(), {2, 2, 8});
+    cache.scatter_kv(1, batch, 0, 1, two, two);
+    cache.gather_kv(1, batch, 0, 1, gathered, gathered);
+    CHECK(out[0] == 0.5f && out[31] == 0.5f);
+    CHECK(status_of([&] { cache.gather_kv(1, batch, 0, 2, gathered, gathered); }) == PKV_INVALID_ARGUMENT);
+    CHECK(cache.zero_uncached() == 6);
     CHECK(status_of([&] { cache.attend(2, batch, given, result); }) == PKV_INVALID_ARGUMENT);
     batch.discard();
     CHECK(sequence.length() == 0);

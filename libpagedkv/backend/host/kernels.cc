@@ -1,9 +1,5 @@
 #include "backend/host/kernels.h"
 
-#if PKV_HAVE_AVX2 || PKV_HAVE_AVX512
-#include <cpuid.h>
-#endif
-
 #include <algorithm>
 #include <atomic>
 #include <cstring>
