@@ -60,7 +60,7 @@ class Case {
   Case &operator=(const Case &) = delete;
 
   AttendParams params = {};
-  WriteKvParams write_params;  // of all tokens of all sequences
+  WriteKvParams write_params = {};  // of all tokens of all sequences
   int64_t num_tokens, num_heads;
   std::vector<float> lse;
   std::vector<char> pool;
