@@ -153,6 +153,9 @@ class Pool {
     if (sources.size() != destinations.size()) throw std::invalid_argument("copy_blocks: sizes differ");
     check(pkv_pool_copy_blocks(get(), sources.data(), destinations.data(), sources.size(), stream));
   }
+  void zero_blocks(Span<int32_t> blocks, pkv_stream stream = nullptr) {
+    check(pkv_pool_zero_blocks(get(), blocks.data(), blocks.size(), stream));
+  }
   pkv_pool_stats stats() const {
     auto stats = make_struct<pkv_pool_stats>();
     check(pkv_pool_get_stats(get(), &stats));
@@ -300,6 +303,11 @@ class Cache {
     check(pkv_cache_evict(get(), n, &num_evicted));
     return num_evicted;
   }
+  int64_t zero_uncached(pkv_stream stream = nullptr) {
+    int64_t count = 0;
+    check(pkv_cache_zero_uncached(get(), stream, &count));
+    return count;
+  }
   void reset() { check(pkv_cache_reset(get())); }
   void set_kv_scales(int32_t layer, Span<float> k_scale, Span<float> v_scale) {  // each [num_kv_heads]
     check(pkv_cache_set_kv_scales(get(), layer, k_scale.data(), v_scale.data()));
@@ -332,7 +340,11 @@ class Cache {
   }
 
   void write_kv(int32_t layer, const Batch &batch, const pkv_tensor &k, const pkv_tensor &v,
-                pkv_stream stream = nullptr);
+                const pkv_write_options &options = make_struct<pkv_write_options>());
+  void gather_kv(int32_t layer, const Batch &batch, int64_t sequence_index, int64_t start, int64_t count,
+                 const pkv_tensor &k, const pkv_tensor &v, pkv_stream stream = nullptr) const;
+  void scatter_kv(int32_t layer, const Batch &batch, int64_t sequence_index, int64_t start, int64_t count,
+                  const pkv_tensor &k, const pkv_tensor &v, pkv_stream stream = nullptr);
   void attend(int32_t layer, const Batch &batch, const pkv_tensor &q, const pkv_tensor &out,
               const pkv_attend_options &options = make_struct<pkv_attend_options>());
   pkv_cache *get() const { return cache_.get(); }
@@ -412,8 +424,18 @@ class Batch {
 };
 
 inline void Cache::write_kv(int32_t layer, const Batch &batch, const pkv_tensor &k, const pkv_tensor &v,
-                            pkv_stream stream) {
-  check(pkv_write_kv(get(), layer, batch.get(), &k, &v, stream));
+                            const pkv_write_options &options) {
+  check(pkv_write_kv(get(), layer, batch.get(), &k, &v, &options));
+}
+
+inline void Cache::gather_kv(int32_t layer, const Batch &batch, int64_t sequence_index, int64_t start, int64_t count,
+                             const pkv_tensor &k, const pkv_tensor &v, pkv_stream stream) const {
+  check(pkv_gather_kv(get(), layer, batch.get(), sequence_index, start, count, &k, &v, stream));
+}
+
+inline void Cache::scatter_kv(int32_t layer, const Batch &batch, int64_t sequence_index, int64_t start, int64_t count,
+                              const pkv_tensor &k, const pkv_tensor &v, pkv_stream stream) {
+  check(pkv_scatter_kv(get(), layer, batch.get(), sequence_index, start, count, &k, &v, stream));
 }
 
 inline void Cache::attend(int32_t layer, const Batch &batch, const pkv_tensor &q, const pkv_tensor &out,
