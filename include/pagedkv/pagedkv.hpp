@@ -304,9 +304,9 @@ class Cache {
     return num_evicted;
   }
   int64_t zero_uncached(pkv_stream stream = nullptr) {
-    int64_t num_zeroed = 0;
-    check(pkv_cache_zero_uncached(get(), stream, &num_zeroed));
-    return num_zeroed;
+    int64_t count = 0;
+    check(pkv_cache_zero_uncached(get(), stream, &count));
+    return count;
   }
   void reset() { check(pkv_cache_reset(get())); }
   void set_kv_scales(int32_t layer, Span<float> k_scale, Span<float> v_scale) {  // each [num_kv_heads]
@@ -341,11 +341,10 @@ class Cache {
 
   void write_kv(int32_t layer, const Batch &batch, const pkv_tensor &k, const pkv_tensor &v,
                 const pkv_write_options &options = make_struct<pkv_write_options>());
-  // Rows start, start + 1, ... of the index-th sequence of the step, as many as k has.
-  void gather_kv(int32_t layer, const Batch &batch, int64_t index, int64_t start, const pkv_tensor &k,
-                 const pkv_tensor &v, pkv_stream stream = nullptr);
-  void scatter_kv(int32_t layer, const Batch &batch, int64_t index, int64_t start, const pkv_tensor &k,
-                  const pkv_tensor &v, pkv_stream stream = nullptr);
+  void gather_kv(int32_t layer, const Batch &batch, int64_t sequence_index, int64_t start, int64_t count,
+                 const pkv_tensor &k, const pkv_tensor &v, pkv_stream stream = nullptr) const;
+  void scatter_kv(int32_t layer, const Batch &batch, int64_t sequence_index, int64_t start, int64_t count,
+                  const pkv_tensor &k, const pkv_tensor &v, pkv_stream stream = nullptr);
   void attend(int32_t layer, const Batch &batch, const pkv_tensor &q, const pkv_tensor &out,
               const pkv_attend_options &options = make_struct<pkv_attend_options>());
   pkv_cache *get() const { return cache_.get(); }
@@ -429,14 +428,14 @@ inline void Cache::write_kv(int32_t layer, const Batch &batch, const pkv_tensor 
   check(pkv_write_kv(get(), layer, batch.get(), &k, &v, &options));
 }
 
-inline void Cache::gather_kv(int32_t layer, const Batch &batch, int64_t index, int64_t start, const pkv_tensor &k,
-                             const pkv_tensor &v, pkv_stream stream) {
-  check(pkv_gather_kv(get(), layer, batch.get(), index, start, k.shape[0], &k, &v, stream));
+inline void Cache::gather_kv(int32_t layer, const Batch &batch, int64_t sequence_index, int64_t start, int64_t count,
+                             const pkv_tensor &k, const pkv_tensor &v, pkv_stream stream) const {
+  check(pkv_gather_kv(get(), layer, batch.get(), sequence_index, start, count, &k, &v, stream));
 }
 
-inline void Cache::scatter_kv(int32_t layer, const Batch &batch, int64_t index, int64_t start, const pkv_tensor &k,
-                              const pkv_tensor &v, pkv_stream stream) {
-  check(pkv_scatter_kv(get(), layer, batch.get(), index, start, k.shape[0], &k, &v, stream));
+inline void Cache::scatter_kv(int32_t layer, const Batch &batch, int64_t sequence_index, int64_t start, int64_t count,
+                              const pkv_tensor &k, const pkv_tensor &v, pkv_stream stream) {
+  check(pkv_scatter_kv(get(), layer, batch.get(), sequence_index, start, count, &k, &v, stream));
 }
 
 inline void Cache::attend(int32_t layer, const Batch &batch, const pkv_tensor &q, const pkv_tensor &out,
