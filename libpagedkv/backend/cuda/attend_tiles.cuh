@@ -1,0 +1,186 @@
+// What the attention kernel is built from: its shape, which rows a thread block has, and how tiles of K and V come to
+// shared memory. The plan stands in attend_kernel.cuh.
+#pragma once
+
+#include "backend/cuda/attend_plan.h"
+#include "backend/cuda/number_formats.cuh"
+#include "backend/cuda/paged_kv.cuh"
+#include "backend/cuda/tensor_core.cuh"
+
+namespace pkv {
+
+constexpr int kWarps = kAttendWarps;
+constexpr int kAttendThreads = 32 * kWarps;
+constexpr float kLog2E = 1.4426950408889634f;
+constexpr float kLn2 = 0.6931471805599453f;
+
+// What a launch adds to the parameters.
+struct AttendLaunch {
+  int64_t num_tiles;
+  int32_t num_splits;
+  int32_t chunk_tiles;
+  float *partial_out;  // [num_splits, num_tokens, num_heads, head_dim]; null with one split
+  float *partial_lse;  // [num_splits, num_tokens, num_heads], base 2
+  int32_t *row_parts;  // [num_tokens, num_heads]: how many thread blocks share a row's keys
+};
+
+// The parts of the workspace, as partial_bytes counts them.
+inline AttendLaunch make_launch(const AttendParams &params, const AttendPlan &plan) {
+  AttendLaunch launch = {plan.num_tiles, plan.num_splits, plan.chunk_tiles, nullptr, nullptr, nullptr};
+  if (plan.num_splits > 1) {
+    const int64_t num_rows = params.tables.num_tokens * params.num_heads;
+    launch.partial_out = static_cast<float *>(params.workspace);
+    launch.partial_lse = launch.partial_out + plan.num_splits * num_rows * params.kv.head_dim;
+    launch.row_parts = reinterpret_cast<int32_t *>(launch.partial_lse + plan.num_splits * num_rows);
+  }
+  return launch;
+}
+
+template <pkv_dtype kQuery, pkv_dtype kStored, int kHeadDim, int kTileRows, int kNumStages>
+struct AttendTraits {
+  using T = typename DtypeOf<kQuery>::Type;
+  static constexpr pkv_dtype kStoredDtype = kStored;
+  static constexpr bool kIsWidened = kStored != kQuery;
+  static constexpr float kLargestCode = kIsWidened ? largest_code<typename DtypeOf<kStored>::Type>() : 1.0f;
+  static constexpr int kDim = kHeadDim;
+  static constexpr int kRows = kTileRows;
+  static constexpr int kStages = kNumStages;
+  static constexpr bool kSharesRows = kTileRows == kNarrowTileRows;  // all warps have the same rows
+  static constexpr int kWarpKeys = kSharesRows ? kTileKeys / kWarps : kTileKeys;
+  static constexpr int kRowStride = tile_row_stride(kHeadDim);
+  static constexpr bool kKeepsQuery = kHeadDim <= 128;  // in registers; else it is read again for each tile
+  static constexpr int kMinBlocks = kTileRows == kNarrowTileRows && kHeadDim <= 128 ? 3 : kHeadDim <= 128 ? 2 : 1;
+
+  static constexpr int kTileElements = kTileKeys * kRowStride;
+  static constexpr int kStoredBytes = kIsWidened ? 1 : 2;
+  static constexpr int kUnitsPerRow = kHeadDim * kStoredBytes / 16;  // 16-byte pieces of a stored row
+  static constexpr int kStageBytes = kIsWidened ? kTileKeys * kHeadDim : kTileElements * 2;  // of K or V
+  static constexpr int kQueryBytes = kTileRows * kRowStride * 2;
+  static constexpr int kKvBytes = 2 * kStages * kStageBytes;
+  static constexpr int kSharedBytes = attend_shared_bytes(kHeadDim, kIsWidened, kTileRows, kNumStages);
+};
+
+// One key of a tile, ready to be fetched: its rows of K and V. Null: outside the sequence, or released.
+struct KeyPlace {
+  const char *k, *v;
+};
+
+// Which rows a thread block has.
+struct RowTile {
+  int32_t sequence;
+  int32_t first_row;  // in the packed rows (token, head of the group) of the sequence
+  int32_t num_rows;  // packed rows of the sequence
+  int32_t first_token;  // of the sequence, in the step
+  int32_t query_len;
+  int32_t seq_len;
+};
+
+// Sequence s owns the tiles from cu_seqlens_q[s] * group / rows + s on: enough for its rows, found without a table.
+__device__ inline bool find_rows(const StepTables &tables, int32_t group, int32_t tile_rows, int64_t tile,
+                                 RowTile *out) {
+  if (tables.num_sequences == 0) return false;
+  int64_t low = 0, high = tables.num_sequences;  // the last sequence that starts at or before the tile
+  while (high - low > 1) {
+    const int64_t middle = (low + high) / 2;
+    const int64_t start = static_cast<int64_t>(tables.cu_seqlens_q[middle]) * group / tile_rows + middle;
+    if (start <= tile) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  const int64_t start = static_cast<int64_t>(tables.cu_seqlens_q[low]) * group / tile_rows + low;
+  out->sequence = static_cast<int32_t>(low);
+  out->first_token = tables.cu_seqlens_q[low];
+  out->query_len = tables.cu_seqlens_q[low + 1] - out->first_token;
+  out->num_rows = out->query_len * group;
+  out->first_row = static_cast<int32_t>(tile - start) * tile_rows;
+  out->seq_len = tables.seq_lens[low];
+  return out->first_row < out->num_rows;
+}
+
+// Padding tokens belong to no sequence: their rows become 0, their lse -inf.
+template <class T>
+__device__ void clear_padding(const AttendParams &p) {
+  const int32_t head_dim = p.kv.v_head_dim;
+  for (int64_t token = p.tables.cu_seqlens_q[p.tables.num_sequences]; token < p.tables.num_tokens; ++token) {
+    for (int32_t i = threadIdx.x; i < p.num_heads * head_dim; i += blockDim.x) {
+      const int32_t head = i / head_dim, dim = i % head_dim;
+      static_cast<T *>(p.out)[token * p.out_token_stride + head * p.out_head_stride + dim] = from_float<T>(0.0f);
+      if (dim == 0 && p.lse != nullptr) p.lse[token * p.lse_token_stride + head * p.lse_head_stride] = -INFINITY;
+    }
+  }
+}
+
+template <class Traits>
+class TileLoader {
+ public:
+  __device__ TileLoader(const AttendParams &p, const RowTile &rows, int32_t kv_head, int32_t end, char *stages)
+      : p_(p), rows_(rows), kv_head_(kv_head), end_(end), stages_(stages) {}
+
+  // Looks up the place of key `first + threadIdx.x` (for the first kTileKeys threads).
+  __device__ void look_up(int32_t first, const char **block, int32_t *offset) const {
+    const int32_t key = first + static_cast<int32_t>(threadIdx.x);
+    *block = nullptr;
+    *offset = 0;
+    if (threadIdx.x >= kTileKeys || key >= end_) return;
+    const int32_t index = key / p_.kv.block_size;
+    const int32_t id = p_.tables.block_table[rows_.sequence * p_.tables.table_stride + index];
+    if (id < 0) return;
+    *block = block_address(p_.kv, id);
+    *offset = key - index * p_.kv.block_size;
+  }
+
+  // The rows of a key that was looked up.
+  __device__ KeyPlace place(const char *block, int32_t offset) const {
+    if (block == nullptr) return {nullptr, nullptr};
+    return {block + k_row_offset(p_.kv, offset, kv_head_, Traits::kStoredBytes),
+            block + v_row_offset(p_.kv, offset, kv_head_, Traits::kStoredBytes)};
+  }
+
+  __device__ char *k_stage(int stage) const { return stages_ + 2 * stage * Traits::kStageBytes; }
+  __device__ char *v_stage(int stage) const { return k_stage(stage) + Traits::kStageBytes; }
+
+  // Queues the copies of a tile whose places stand in shared memory.
+  __device__ void fetch(const KeyPlace *places, int stage) const {
+    constexpr int kUnits = kTileKeys * Traits::kUnitsPerRow;
+    constexpr int kRowBytes = Traits::kIsWidened ? Traits::kDim : Traits::kRowStride * 2;
+    const char *base = static_cast<const char *>(p_.kv.base);
+#pragma unroll 4
+    for (int i = threadIdx.x; i < kUnits; i += kAttendThreads) {
+      const int key = i / Traits::kUnitsPerRow, unit = i % Traits::kUnitsPerRow;
+      const KeyPlace place = places[key];
+      const bool is_valid = place.k != nullptr;
+      copy_async_16(k_stage(stage) + key * kRowBytes + unit * 16, is_valid ? place.k + unit * 16 : base, is_valid);
+      copy_async_16(v_stage(stage) + key * kRowBytes + unit * 16, is_valid ? place.v + unit * 16 : base, is_valid);
+    }
+    commit_copies();
+  }
+
+ private:
+  const AttendParams &p_;
+  const RowTile &rows_;
+  const int32_t kv_head_;
+  const int32_t end_;
+  char *const stages_;
+};
+
+// Widens the 8-bit rows of a stage to a padded tile.
+template <class Traits>
+__device__ void widen_tile(const char *stage, typename Traits::T *tile) {
+  constexpr int kUnits = kTileKeys * Traits::kUnitsPerRow;
+#pragma unroll 4
+  for (int i = threadIdx.x; i < kUnits; i += kAttendThreads) {
+    const int key = i / Traits::kUnitsPerRow, unit = i % Traits::kUnitsPerRow;
+    const uint4 codes = *reinterpret_cast<const uint4 *>(stage + key * Traits::kDim + unit * 16);
+    const uint2 a = widen_codes<typename Traits::T, Traits::kStoredDtype>(codes.x);
+    const uint2 b = widen_codes<typename Traits::T, Traits::kStoredDtype>(codes.y);
+    const uint2 c = widen_codes<typename Traits::T, Traits::kStoredDtype>(codes.z);
+    const uint2 d = widen_codes<typename Traits::T, Traits::kStoredDtype>(codes.w);
+    uint4 *target = reinterpret_cast<uint4 *>(tile + key * Traits::kRowStride + unit * 16);
+    target[0] = {a.x, a.y, b.x, b.y};
+    target[1] = {c.x, c.y, d.x, d.y};
+  }
+}
+
+}  // namespace pkv
