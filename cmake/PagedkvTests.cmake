@@ -40,6 +40,10 @@ foreach(source IN LISTS unit_sources)
   set_tests_properties(unit.${name} PROPERTIES FAIL_REGULAR_EXPRESSION "test cases: +0 ")  # a wrong file name
 endforeach()
 
+# Made on demand only.
+add_executable(benchmark_host_kernels EXCLUDE_FROM_ALL "${PROJECT_SOURCE_DIR}/benchmarks/host_kernels.cc")
+target_link_libraries(benchmark_host_kernels PRIVATE pagedkv_internal)
+
 # example.quickstart_c, example.quickstart_cpp: they end well and print what they should.
 set(example_output_c "request 1: *96 of 100 prompt tokens are cached")
 set(example_output_cpp "101 and 101 tokens in 8 blocks, 1 of them copied")

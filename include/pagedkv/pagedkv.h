@@ -34,9 +34,7 @@
 #define PKV_VERSION_PATCH 0
 #define PKV_VERSION_STRING "0.1.0"
 
-#if defined(_WIN32)
-#define PKV_API
-#elif defined(__GNUC__)
+#if defined(__GNUC__)
 #define PKV_API __attribute__((visibility("default")))
 #else
 #define PKV_API
@@ -64,10 +62,8 @@ typedef enum pkv_status {
 
 /* "OUT_OF_BLOCKS" and so on; a constant string, also for unknown values. */
 PKV_API const char *pkv_status_name(pkv_status status);
-
 /* Version of the loaded library, "major.minor.patch". */
 PKV_API const char *pkv_version(void);
-
 /* Text of the last failure in the calling thread: one line with the offending value; "" before the first. Valid until
  * the thread's next failing call. */
 PKV_API const char *pkv_last_error(void);
@@ -189,13 +185,10 @@ PKV_API void pkv_pool_destroy(pkv_pool *pool);
 
 /* Takes count blocks, all or none; each has one owner. out_blocks: [count]. */
 PKV_API pkv_status pkv_pool_allocate(pkv_pool *pool, int64_t count, int32_t *out_blocks);
-
 /* Adds an owner to each block. A block may appear more than once. */
 PKV_API pkv_status pkv_pool_retain(pkv_pool *pool, const int32_t *blocks, int64_t count);
-
 /* Drops one owner of each block; a block without owners is free. A block may appear only once in a call. */
 PKV_API pkv_status pkv_pool_free(pkv_pool *pool, const int32_t *blocks, int64_t count);
-
 /* Address of a block, a multiple of 256, whether it is free or not. */
 PKV_API pkv_status pkv_pool_block_ptr(const pkv_pool *pool, int32_t block, void **out);
 
@@ -330,7 +323,6 @@ PKV_API pkv_status pkv_cache_zero_uncached(pkv_cache *cache, pkv_stream stream, 
 
 /* Forgets every cached block. BUSY while sequences are open. */
 PKV_API pkv_status pkv_cache_reset(pkv_cache *cache);
-
 typedef struct pkv_cache_stats {
   size_t struct_size;
   int64_t num_blocks;
@@ -357,7 +349,6 @@ PKV_API pkv_status pkv_cache_get_stats(const pkv_cache *cache, pkv_cache_stats *
 
 /* Full audit of every count, list, table and hash; INTERNAL names the block or sequence that breaks an invariant. */
 PKV_API pkv_status pkv_cache_check(const pkv_cache *cache);
-
 /* One JSON object about a block: state, holders, hash, why it cannot be evicted. Writes at most capacity bytes, always
  * terminated; out_length is the full length without the terminator. buffer may be NULL if capacity is 0. */
 PKV_API pkv_status pkv_cache_explain(const pkv_cache *cache, int32_t block, char *buffer, size_t capacity,

@@ -13,8 +13,8 @@ from pagedkv._errors import BusyError, InvalidArgumentError
 from pagedkv._errors cimport check
 from pagedkv._tensors cimport DEVICE_CUDA, DEVICE_HOST, TensorView, as_tensor
 from pagedkv.abi cimport (
-    PKV_BFLOAT16, PKV_BOOL, PKV_DTYPE_NONE, PKV_FLOAT16, PKV_FLOAT32, PKV_FLOAT8_E4M3, PKV_FLOAT8_E5M2, PKV_INT8, PKV_OFF,
-    PKV_ON, pkv_attend, pkv_attend_options, pkv_dtype, pkv_dtype_name, pkv_gather_kv, pkv_host_isa,
+    PKV_BFLOAT16, PKV_BOOL, PKV_DTYPE_NONE, PKV_FLOAT16, PKV_FLOAT32, PKV_FLOAT8_E4M3, PKV_FLOAT8_E5M2, PKV_INT8,
+    PKV_OFF, PKV_ON, pkv_attend, pkv_attend_options, pkv_dtype, pkv_dtype_name, pkv_gather_kv, pkv_host_isa,
     pkv_host_num_threads, pkv_host_set_isa, pkv_host_set_num_threads, pkv_merge_states, pkv_rope, pkv_scatter_kv,
     pkv_status, pkv_stream, pkv_tensor, pkv_write_kv, pkv_write_options)
 

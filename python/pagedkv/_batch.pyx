@@ -65,7 +65,8 @@ cdef class DeviceTable:
 
     @property
     def __cuda_array_interface__(self):
-        return {"shape": self.shape, "typestr": "<i4" if self.dtype == "int32" else "<i8", "data": (self.ptr, True),
+        # Not marked read-only: PyTorch takes no such memory.
+        return {"shape": self.shape, "typestr": "<i4" if self.dtype == "int32" else "<i8", "data": (self.ptr, False),
                 "strides": self.strides, "version": 3}
 
     def __dlpack_device__(self):

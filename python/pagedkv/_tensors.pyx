@@ -215,6 +215,8 @@ cdef TensorView view_dlpack(object value, str name, pkv_dtype byte_dtype, bint i
     else:
         kind = {DL_INT: "i", DL_UINT: "u", DL_FLOAT: "f", DL_BFLOAT: "b", DL_BOOL: "b"}.get(tensor.dtype.code, "?")
         shown = f"{kind}{tensor.dtype.bits}" if kind != "?" else f"DLPack code {tensor.dtype.code}"
+        if tensor.dtype.code == DL_BOOL:
+            shown = "bool"
         view.tensor.dtype = match_bits(kind, tensor.dtype.bits, name, byte_dtype, getattr(value, "dtype", shown))
     if tensor.ndim < 1 or tensor.ndim > MAX_DIMENSIONS:
         raise InvalidArgumentError(f"{name} has {tensor.ndim} dimensions")

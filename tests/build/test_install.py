@@ -23,8 +23,9 @@ def run(*command, **environment) -> str:
 
 
 @pytest.fixture(scope="module")
-def build(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("build")
+def build() -> Path:
+    folder = ROOT / "build" / "test_install"
+    shutil.rmtree(folder, ignore_errors=True)
     run("cmake", "-S", ROOT, "-B", folder, "-G", "Ninja", "-DPAGEDKV_CUDA=OFF")
     run("cmake", "--build", folder)
     return folder

@@ -37,9 +37,7 @@ class Engine:
         layout = pagedkv.Layout(num_layers=model.L, num_kv_heads=model.nkv, head_dim=model.hd, dtype="float32",
                                 block_size=block_size)
         self.cache = pagedkv.Cache(layout, num_blocks=num_blocks, device=device)
-        memory = self.arrays.read_blocks(self.cache)
-        memory[:] = 0xFF  # NaN
-        self.arrays.write_blocks(self.cache, memory)
+        self.arrays.fill_blocks(self.cache, 0xFF)  # NaN
         self.batch = self.cache.batch(max_sequences=64, max_tokens=4096, num_heads=model.nh)
 
     def step(self, work, **options):

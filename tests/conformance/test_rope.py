@@ -51,9 +51,7 @@ class RopeCase:
         self.sequences = [self.cache.open([]) for _ in counts]
         for seq, length in zip(self.sequences, lengths):
             seq.append(np.full(length, -1, np.int64))
-        memory = self.arrays.read_blocks(self.cache)
-        memory[:] = 0x5A
-        self.arrays.write_blocks(self.cache, memory)
+        self.arrays.fill_blocks(self.cache, 0x5A)
         self.batch = self.cache.batch(max_sequences=4, max_tokens=max_tokens)
         self.batch.prepare(self.sequences, list(counts), pad_tokens=sum(counts) + padding)
         self.positions = np.concatenate([length + np.arange(count) for length, count in zip(lengths, counts)])

@@ -38,10 +38,8 @@ def test_bits(device, dtype, source, order, kv_scales, block_size, num_kv_heads,
     cache = pagedkv.Cache(pagedkv.Layout(**layout), num_blocks=9, device=device)
     assert cache.layout.block_bytes == block_format.block_bytes
     check_offsets(cache.layout, block_format)
-    memory = device_arrays.read_blocks(cache)
-    memory[:] = 0xA5
-    device_arrays.write_blocks(cache, memory)
-    expected = memory.copy()
+    device_arrays.fill_blocks(cache, 0xA5)
+    expected = device_arrays.read_blocks(cache)
     batch = cache.batch(max_sequences=4, max_tokens=64)
     sequences = [cache.open([]) for _ in range(3)]
     counts = [block_size + 2, 1, 2 * block_size]

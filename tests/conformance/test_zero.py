@@ -42,7 +42,7 @@ def test_uncached_blocks_of_a_cache(device):
     """Held blocks, reserved ones and cached ones keep every byte; what nobody can find again is zero."""
     device_arrays = arrays.for_device(device)
     cache = make_cache(device, 16)
-    device_arrays.write_blocks(cache, np.full_like(device_arrays.read_blocks(cache), 0x5A))
+    device_arrays.fill_blocks(cache, 0x5A)
     held = open_with(cache, range(10))
     held.reserve(8)
     open_with(cache, range(100, 109)).close()  # two cached blocks, one uncached

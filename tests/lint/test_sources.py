@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from abi_header import ROOT
+from abi_header import HEADER, ROOT
 
 FLOORS = {"base": 0, "backend": 1, "pool": 2, "attention": 2, "cache": 3, "api": 4}
 SOURCES = sorted(
@@ -23,6 +23,7 @@ TEXTS = sorted(
     }
 )
 MOST_LINES = 600
+MOST_HEADER_LINES = 900  # of pagedkv.h, which stays one file
 MOST_COLUMNS = 132  # the style says 120; a word that runs over is no matter for a test
 
 
@@ -94,7 +95,8 @@ def test_headers_include_once_and_open_no_namespace(source):
 @pytest.mark.parametrize("path", TEXTS, ids=name_of)
 def test_shape(path):
     lines = path.read_text().split("\n")
-    assert len(lines) < MOST_LINES, f"{name_of(path)} has {len(lines)} lines"
+    most = MOST_HEADER_LINES if path == HEADER else MOST_LINES
+    assert len(lines) < most, f"{name_of(path)} has {len(lines)} lines"
     for number, line in enumerate(lines, 1):
         where = f"{name_of(path)}:{number}"
         assert len(line) <= MOST_COLUMNS, f"{where} has {len(line)} columns"

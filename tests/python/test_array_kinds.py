@@ -281,7 +281,7 @@ class UsedCapsule(Raising):
         (lambda v: DLPack(v.astype(np.float64)), "f64"),
         (lambda v: DLPack(v.astype(np.int32)), "i32"),
         (lambda v: DLPack(v.astype(np.uint8), code="e4m3"), "code 8"),
-        (lambda v: DLPack(v.astype(np.uint8), code="bool"), "code 6"),
+        (lambda v: DLPack(v.astype(np.uint8), code="bool"), "bool"),
         (lambda v: DLPack(v, shape=(3, 2, 8), strides=(32, 16, 2)), "last dimension"),
         (lambda v: DLPack(v, shape=(1, 1, 1, 1, 1), strides=None), "5 dimensions"),
         (lambda v: DLPack(v, shape=(), strides=None), "0 dimensions"),

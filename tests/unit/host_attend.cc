@@ -236,8 +236,8 @@ TEST_CASE("host attend: known results") {
     shape.head_dim = shape.v_head_dim = 8;
     shape.block_size = 4;
     Case step(shape, kSeed);
-    float *k = reinterpret_cast<float *>(step.pool.data() + step.params.tables.block_table[0] * step.params.kv.block_bytes +
-                                         step.params.kv.k_offset);
+    float *k = reinterpret_cast<float *>(
+        step.pool.data() + step.params.tables.block_table[0] * step.params.kv.block_bytes + step.params.kv.k_offset);
     float *v = k + (step.params.kv.v_offset - step.params.kv.k_offset) / 4;
     float q[8] = {2, 0, 0, 0, 0, 0, 0, 0};
     for (int i = 0; i < 24; ++i) {

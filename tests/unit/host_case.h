@@ -36,9 +36,10 @@ inline std::string describe(const CaseShape &shape) {
                      std::to_string(shape.block_size) + ", heads " + std::to_string(shape.num_kv_heads) + " x " +
                      std::to_string(shape.group) + ", dims " + std::to_string(shape.head_dim) + "/" +
                      std::to_string(shape.v_head_dim) + ", causal " + std::to_string(shape.is_causal) + ", window " +
-                     std::to_string(shape.window) + (shape.is_window_released ? " released" : "") + (shape.has_holes ? " with holes" : "") + ", softcap " +
-                     std::to_string(shape.softcap) + ", sinks " + std::to_string(shape.has_sinks) + ", alibi " +
-                     std::to_string(shape.has_alibi) + ", lens";
+                     std::to_string(shape.window) + (shape.is_window_released ? " released" : "") +
+                     (shape.has_holes ? " with holes" : "") + ", softcap " + std::to_string(shape.softcap) +
+                     ", sinks " + std::to_string(shape.has_sinks) + ", alibi " + std::to_string(shape.has_alibi) +
+                     ", lens";
   for (size_t i = 0; i < shape.seq_lens.size(); ++i) {
     text += " " + std::to_string(shape.query_lens[i]) + "/" + std::to_string(shape.seq_lens[i]);
   }
@@ -58,8 +59,8 @@ class Case {
   Case(const Case &) = delete;
   Case &operator=(const Case &) = delete;
 
-  AttendParams params;
-  WriteKvParams write_params;  // of all tokens of all sequences
+  AttendParams params = {};
+  WriteKvParams write_params = {};  // of all tokens of all sequences
   int64_t num_tokens, num_heads;
   std::vector<float> lse;
   std::vector<char> pool;
@@ -99,7 +100,8 @@ class Case {
     kv.v_token_stride = is_token_first ? int64_t{s.num_kv_heads} * s.v_head_dim : s.v_head_dim;
     kv.v_head_stride = is_token_first ? s.v_head_dim : int64_t{s.block_size} * s.v_head_dim;
     kv.kv_scales = s.kv_scales;
-    kv.k_scale_offset = static_cast<uint64_t>(round_up(static_cast<int64_t>(kv.v_offset) + planes * s.v_head_dim * bytes, 16));
+    kv.k_scale_offset =
+        static_cast<uint64_t>(round_up(static_cast<int64_t>(kv.v_offset) + planes * s.v_head_dim * bytes, 16));
     kv.v_scale_offset = kv.k_scale_offset + static_cast<uint64_t>(planes) * 4;
     kv.scale_token_stride = is_token_first ? s.num_kv_heads : 1;
     kv.scale_head_stride = is_token_first ? 1 : s.block_size;
@@ -139,7 +141,8 @@ class Case {
     size_t next = 0;
     for (size_t i = 0; i < num_sequences; ++i) {
       const int32_t blocks = (seq_lens_[i] + shape_.block_size - 1) / shape_.block_size;
-      for (int32_t b = 0; b < blocks; ++b) table_[i * static_cast<size_t>(stride) + static_cast<size_t>(b)] = ids[next++];
+      for (int32_t b = 0; b < blocks; ++b)
+        table_[i * static_cast<size_t>(stride) + static_cast<size_t>(b)] = ids[next++];
       cu_seqlens_q_.push_back(cu_seqlens_q_.back() + (i < num_real ? shape_.query_lens[i] : 0));
     }
     num_tokens = cu_seqlens_q_.back() + shape_.padding_tokens;
@@ -161,7 +164,8 @@ class Case {
     for (size_t i = 0; i < seq_lens_.size(); ++i) {
       const int32_t *blocks = table_.data() + static_cast<int64_t>(i) * params.tables.table_stride;
       for (int64_t position = 0; position < seq_lens_[i]; ++position) {
-        slots_.push_back(blocks[position / shape_.block_size] * int64_t{shape_.block_size} + position % shape_.block_size);
+        slots_.push_back(blocks[position / shape_.block_size] * int64_t{shape_.block_size} +
+                         position % shape_.block_size);
       }
     }
     slots_.push_back(-1);

@@ -17,7 +17,8 @@ struct Blocks {
   std::vector<char> bytes;
   uint64_t block_bytes;
 
-  Blocks(int64_t count, uint64_t block_bytes_) : bytes(static_cast<size_t>(count) * block_bytes_), block_bytes(block_bytes_) {
+  Blocks(int64_t count, uint64_t block_bytes_)
+      : bytes(static_cast<size_t>(count) * block_bytes_), block_bytes(block_bytes_) {
     std::mt19937_64 random(kSeed);
     for (char &byte : bytes) byte = static_cast<char>(random());
   }
@@ -240,6 +241,7 @@ TEST_CASE("host merge_states: two halves of a sequence make the whole") {
       CHECK(decode_element(PKV_FLOAT32, merge.out.data(), i) ==
             doctest::Approx(whole[static_cast<size_t>(i)]).epsilon(1e-4).scale(1));
     }
-    for (size_t i = 0; i < 6; ++i) CHECK(merge.lse[i] == doctest::Approx(whole[static_cast<size_t>(num_out) + i]).epsilon(1e-5));
+    for (size_t i = 0; i < 6; ++i)
+      CHECK(merge.lse[i] == doctest::Approx(whole[static_cast<size_t>(num_out) + i]).epsilon(1e-5));
   }
 }

@@ -42,9 +42,11 @@ double ieee_value(int code, int mantissa_bits, int bias, int num_bits) {
 
 const Format kFormats[] = {
     {"float16", 65536, [](int c) { return ieee_value(c, 10, 15, 16); },
-     [](int c) { return decode_float16(static_cast<uint16_t>(c)); }, [](float v) { return int{encode_float16(v)}; }, false},
+     [](int c) { return decode_float16(static_cast<uint16_t>(c)); }, [](float v) { return int{encode_float16(v)}; },
+     false},
     {"bfloat16", 65536, [](int c) { return ieee_value(c, 7, 127, 16); },
-     [](int c) { return decode_bfloat16(static_cast<uint16_t>(c)); }, [](float v) { return int{encode_bfloat16(v)}; }, false},
+     [](int c) { return decode_bfloat16(static_cast<uint16_t>(c)); }, [](float v) { return int{encode_bfloat16(v)}; },
+     false},
     {"float8_e4m3", 256,
      [](int c) { return (c & 0x7f) == 0x7f ? std::numeric_limits<double>::quiet_NaN() : value_of(c, 3, 7, 8); },
      [](int c) { return decode_e4m3(static_cast<uint8_t>(c)); }, [](float v) { return int{encode_e4m3(v)}; }, true},

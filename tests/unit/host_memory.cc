@@ -30,7 +30,8 @@ class FileTree {
     if (std::system(command.c_str()) != 0) std::perror("rm");
   }
   void add(const std::string &path, const std::string &text) {
-    for (size_t i = 1; (i = path.find('/', i)) != std::string::npos; ++i) mkdir((root_ + path.substr(0, i)).c_str(), 0700);
+    for (size_t i = 1; (i = path.find('/', i)) != std::string::npos; ++i)
+      mkdir((root_ + path.substr(0, i)).c_str(), 0700);
     std::FILE *file = std::fopen((root_ + path).c_str(), "w");
     REQUIRE(file != nullptr);
     std::fputs(text.c_str(), file);

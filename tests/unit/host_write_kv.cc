@@ -164,7 +164,8 @@ TEST_CASE("host write_kv: every instruction set rotates to the same bits") {
         params.dtype = from;
         for (const int32_t rotary_dim : {72, 70, 2}) {
           for (const bool is_interleaved : {false, true}) {
-            for (const float *cos_sin : {static_cast<const float *>(nullptr), static_cast<const float *>(table.data())}) {
+            for (const float *cos_sin :
+                 {static_cast<const float *>(nullptr), static_cast<const float *>(table.data())}) {
               params.rope = {rotary_dim, is_interleaved, 10000.0, cos_sin, 72};
               INFO(dtype_name(from) << " to " << describe(shape) << ", rotary_dim " << rotary_dim);
               set_host_isa("reference");

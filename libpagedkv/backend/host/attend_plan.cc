@@ -2,8 +2,8 @@
 //
 // The unit of work is a query tile: up to kTileRows query rows of one sequence and KV head, over all keys they see. Its
 // keys are reduced in splits of kSplitKeys, which are merged in order. Where tiles are too few or too uneven for the
-// threads, first all splits of all tiles are reduced, each into a state of its own, then the tiles merge theirs: the same
-// arithmetic in the same order, so that the result does not depend on the choice.
+// threads, first all splits of all tiles are reduced, each into a state of its own, then the tiles merge theirs: the
+// same arithmetic in the same order, so that the result does not depend on the choice.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -84,18 +84,20 @@ class AttendPlan {
     const bool is_uneven = largest_tile * kTasksPerThread * num_threads_ > weight * params_.kv.num_kv_heads;
     const uint64_t state_bytes = static_cast<uint64_t>(num_splits * params_.kv.num_kv_heads) * split_state_bytes();
     is_split_ = num_threads_ > 1 && num_splits > num_tiles_ && is_uneven && state_bytes <= kMaxStateBytes;
-    num_threads_ = static_cast<int32_t>(
-        std::min<int64_t>(num_threads_, std::max<int64_t>(1, (is_split_ ? num_splits : num_tiles_) * params_.kv.num_kv_heads)));
+    num_threads_ = static_cast<int32_t>(std::min<int64_t>(
+        num_threads_, std::max<int64_t>(1, (is_split_ ? num_splits : num_tiles_) * params_.kv.num_kv_heads)));
     num_states_ = is_split_ ? num_splits * params_.kv.num_kv_heads : 0;
   }
 
   Status reserve() {
-    const uint64_t table_bytes = round_up(static_cast<uint64_t>(params_.tables.num_sequences + 1) * 2 * sizeof(int64_t));
+    const uint64_t table_bytes =
+        round_up(static_cast<uint64_t>(params_.tables.num_sequences + 1) * 2 * sizeof(int64_t));
     const uint64_t scratch_bytes = static_cast<uint64_t>(num_threads_) * sizeof(TileScratch);
     const uint64_t bytes = table_bytes + scratch_bytes + static_cast<uint64_t>(num_states_) * split_state_bytes();
     char *memory = workspace.reserve(bytes);
     if (memory == nullptr) {
-      return fail(PKV_OUT_OF_MEMORY, "host: no memory for a workspace of %llu bytes", static_cast<unsigned long long>(bytes));
+      return fail(PKV_OUT_OF_MEMORY, "host: no memory for a workspace of %llu bytes",
+                  static_cast<unsigned long long>(bytes));
     }
     first_tiles_ = reinterpret_cast<int64_t *>(memory);
     first_states_ = first_tiles_ + params_.tables.num_sequences + 1;
@@ -181,7 +183,7 @@ class AttendPlan {
     return std::upper_bound(firsts, firsts + params_.tables.num_sequences + 1, index) - firsts - 1;
   }
 
-  // Tile `index` of the sequence's num_kv_heads * num_tiles. The last rows come first: under a causal mask they see most.
+  // Tile `index` of the sequence's num_kv_heads * num_tiles. The last rows come first: if causal, they see most.
   QueryTile tile_at(int64_t sequence, int64_t index) const {
     const int64_t tiles = num_tiles(sequence), row_tile = tiles - 1 - index % tiles;
     QueryTile tile;

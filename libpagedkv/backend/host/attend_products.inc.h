@@ -5,7 +5,8 @@ namespace {
 
 // scores[r][j] = queries[r] . keys[j], for kRows rows and kKeys keys (a multiple of 4).
 template <class T, int kRows, int kKeys>
-inline void score_block(const char *const *keys, const float *queries, int64_t query_stride, int64_t dim, float *scores) {
+inline void score_block(const char *const *keys, const float *queries, int64_t query_stride, int64_t dim,
+                        float *scores) {
   Vec sums[kRows][kKeys];
   PKV_UNROLL for (int r = 0; r < kRows; ++r) {
     PKV_UNROLL for (int j = 0; j < kKeys; ++j) sums[r][j] = broadcast(0.0f);
@@ -60,7 +61,8 @@ inline void score_tile(const char *const *keys, int num_keys, const float *queri
     int r = begin;
     for (; r + kRowBlock <= end; r += kRowBlock) {
       for (int i = j; i < j + 8; i += 4) {
-        score_block<T, kRowBlock, 4>(keys + i, queries + r * query_stride, query_stride, dim, scores + r * kTileKeys + i);
+        score_block<T, kRowBlock, 4>(keys + i, queries + r * query_stride, query_stride, dim,
+                                     scores + r * kTileKeys + i);
       }
     }
     if (kRowBlock > 2 && r + 2 <= end) {
@@ -77,8 +79,8 @@ inline void score_tile(const char *const *keys, int num_keys, const float *queri
 
 // out[r][d] += sum over keys t in [begin, end) of weights[r][t] * values[t][d], for kVecs vectors at d, or half of one.
 template <class T, int kRows, int kVecs, bool kIsHalf>
-inline void add_block(const char *const *values, int begin, int end, const float *weights, float *out, int64_t out_stride,
-                      int64_t d) {
+inline void add_block(const char *const *values, int begin, int end, const float *weights, float *out,
+                      int64_t out_stride, int64_t d) {
   Vec sums[kRows][kVecs];
   PKV_UNROLL for (int r = 0; r < kRows; ++r) {
     PKV_UNROLL for (int i = 0; i < kVecs; ++i) sums[r][i] = load(out + r * out_stride + d + i * kWidth);
@@ -104,8 +106,8 @@ inline void add_block(const char *const *values, int begin, int end, const float
 }
 
 template <class T, int kRows>
-inline void add_rows(const char *const *values, int begin, int end, const float *weights, float *out, int64_t out_stride,
-                     int64_t dim) {
+inline void add_rows(const char *const *values, int begin, int end, const float *weights, float *out,
+                     int64_t out_stride, int64_t dim) {
   if (begin >= end) return;
   int64_t d = 0;
   for (; d + 4 * kWidth <= dim; d += 4 * kWidth) {
@@ -122,8 +124,8 @@ inline void add_rows(const char *const *values, int begin, int end, const float 
 // Adds weighted values for kRows rows that see keys [begins[r], ends[r]). Keys that only some rows see are added for
 // those rows alone: a weight of 0 would not keep out a NaN or an infinity.
 template <class T, int kRows>
-inline void add_row_block(const char *const *values, const int *begins, const int *ends, const float *weights, float *out,
-                          int64_t out_stride, int64_t dim) {
+inline void add_row_block(const char *const *values, const int *begins, const int *ends, const float *weights,
+                          float *out, int64_t out_stride, int64_t dim) {
   int begin = begins[0], end = ends[0];
   for (int r = 1; r < kRows; ++r) {
     begin = begins[r] > begin ? begins[r] : begin;
@@ -146,7 +148,8 @@ inline void add_tile(const char *const *values, const int *begins, const int *en
                      const float *weights, float *out, int64_t out_stride, int64_t dim) {
   int r = begin;
   for (; r + kRowBlock <= end; r += kRowBlock) {
-    add_row_block<T, kRowBlock>(values, begins + r, ends + r, weights + r * kTileKeys, out + r * out_stride, out_stride, dim);
+    add_row_block<T, kRowBlock>(values, begins + r, ends + r, weights + r * kTileKeys, out + r * out_stride, out_stride,
+                                dim);
   }
   if (kRowBlock > 2 && r + 2 <= end) {
     add_row_block<T, 2>(values, begins + r, ends + r, weights + r * kTileKeys, out + r * out_stride, out_stride, dim);

@@ -1,10 +1,10 @@
 // Included by isa_*.cc: attention of one query tile over one split of the keys.
 //
 // Keys are taken kTileKeys at a time, at absolute positions. For each tile: find the K and V rows through the block
-// table; decode K to float32 if enough query rows share it; all scores; scale, soft-cap, bias and mask them; new maximum
-// of each row, e^(score - maximum), its sum; shrink what was summed under the old maximum; decode V likewise; add the
-// weighted values. Slots that no row sees, and blocks that were given back, are replaced by a row of zeros before
-// anything is read.
+// table; decode K to float32 if enough query rows share it; all scores; scale, soft-cap, bias and mask them; the new
+// maximum of each row, e^(score - maximum), its sum; shrink what was summed under the old maximum; decode V likewise;
+// add the weighted values. Slots that no row sees, and blocks that were given back, are replaced by a row of zeros
+// before anything is read.
 namespace pkv {
 namespace {
 
@@ -177,8 +177,8 @@ inline bool is_decoded_first(int num_rows) {
 
 // Adds the values of a row's keys in [begin, end) run by run between the hidden ones, which may hold anything.
 template <class T>
-inline void add_seen_rows(const char *const *values, int begin, int end, uint64_t hidden, const float *weights, float *out,
-                          int64_t out_stride, int64_t dim) {
+inline void add_seen_rows(const char *const *values, int begin, int end, uint64_t hidden, const float *weights,
+                          float *out, int64_t out_stride, int64_t dim) {
   for (int t = begin; t < end;) {
     const bool is_hidden = (hidden >> t) & 1;
     int stop = t + 1;

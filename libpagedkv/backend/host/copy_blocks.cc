@@ -26,7 +26,8 @@ void copy_independent(const CopyBlocksParams &params) {
     if (params.sources[i] == params.destinations[i]) return;
     const uint64_t offset = static_cast<uint64_t>(index % pieces_per_block) * kPieceBytes;
     const uint64_t bytes = std::min(kPieceBytes, params.block_bytes - offset);
-    std::memcpy(address_of(params, params.destinations[i]) + offset, address_of(params, params.sources[i]) + offset, bytes);
+    std::memcpy(address_of(params, params.destinations[i]) + offset, address_of(params, params.sources[i]) + offset,
+                bytes);
   };
   const int64_t num_pieces = params.count * pieces_per_block;
   if (params.block_bytes * static_cast<uint64_t>(params.count) <= 2 * kPieceBytes) {
@@ -119,7 +120,7 @@ class CopyGraph {
 
 Status copy_host_blocks(const CopyBlocksParams &params) {
   if (params.count <= 0) return PKV_OK;
-  if (params.count == 1) {
+  if (params.count == 1 || params.is_disjoint) {
     copy_independent(params);
     return PKV_OK;
   }

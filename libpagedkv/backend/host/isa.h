@@ -1,5 +1,5 @@
-// What a file compiled for one instruction set gives: the inner kernels. Scheduling, tables and threads stay outside, in
-// files compiled for the base instruction set.
+// What a file compiled for one instruction set gives: the inner kernels. Scheduling, tables and threads stay outside,
+// in files compiled for the base instruction set.
 //
 // Each isa_*.cc defines its vectors (vector_*.h) and then includes the kernels (*.inc.h), all of it in an unnamed
 // namespace and without the inline functions of the standard library: the linker merges equal inline functions of all

@@ -100,15 +100,15 @@ Status set_host_isa(const char *isa) {
 const char *host_isa() { return host_kernels().name; }
 
 void write_tokens(const IsaKernels &inner, const WriteKvParams &params, int32_t num_threads) {
-  const int64_t token_bytes =
-      params.kv.num_kv_heads * static_cast<int64_t>(params.kv.head_dim + params.kv.v_head_dim) * dtype_bytes(params.dtype);
+  const int64_t token_bytes = params.kv.num_kv_heads * static_cast<int64_t>(params.kv.head_dim + params.kv.v_head_dim) *
+                              dtype_bytes(params.dtype);
   run_token_ranges(params.num_tokens, token_bytes, num_threads,
                    [&](int64_t begin, int64_t end) { inner.write_tokens(params, begin, end); });
 }
 
 void gather_tokens(const IsaKernels &inner, const GatherKvParams &params, int32_t num_threads) {
-  const int64_t token_bytes =
-      params.kv.num_kv_heads * static_cast<int64_t>(params.kv.head_dim + params.kv.v_head_dim) * dtype_bytes(params.dtype);
+  const int64_t token_bytes = params.kv.num_kv_heads * static_cast<int64_t>(params.kv.head_dim + params.kv.v_head_dim) *
+                              dtype_bytes(params.dtype);
   run_token_ranges(params.num_tokens, token_bytes, num_threads,
                    [&](int64_t begin, int64_t end) { inner.gather_tokens(params, begin, end); });
 }

@@ -105,7 +105,8 @@ MemoryLimits read_memory_limits(const char *root) {
   char path[512];
   std::snprintf(path, sizeof path, "%.255s/proc/meminfo", root);
   MemoryLimits limits;
-  const uint64_t physical = static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  const uint64_t physical =
+      static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   const uint64_t total_kib = read_number(path, "MemTotal:", 0);
   limits.total_bytes = total_kib == 0 ? physical : total_kib * 1024;
   const uint64_t available_kib = read_number(path, "MemAvailable:", kUnlimited);

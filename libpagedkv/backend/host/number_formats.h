@@ -71,7 +71,9 @@ struct Minifloat {
   return static_cast<uint16_t>(sign | Minifloat<10, 15>::encode_magnitude(magnitude));
 }
 
-[[maybe_unused]] inline float decode_bfloat16(uint16_t code) { return float_of_bits(static_cast<uint32_t>(code) << 16); }
+[[maybe_unused]] inline float decode_bfloat16(uint16_t code) {
+  return float_of_bits(static_cast<uint32_t>(code) << 16);
+}
 
 [[maybe_unused]] inline uint16_t encode_bfloat16(float value) {
   const uint32_t bits = bits_of_float(value);

@@ -37,12 +37,13 @@ namespace {
   return (offset * kv.scale_token_stride + head * kv.scale_head_stride) * static_cast<int64_t>(sizeof(float));
 }
 
-// Where the keys end and begin that query `i` of `num_queries` sees, before holes in the block table and in a tree mask.
+// Where the keys begin and end that query `i` of `num_queries` sees, before holes in the block table and a tree mask.
 struct KeyRange {
   int64_t begin, end;  // empty if begin >= end
 };
 
-[[maybe_unused]] inline KeyRange visible_keys(const AttendParams &params, int64_t seq_len, int64_t num_queries, int64_t i) {
+[[maybe_unused]] inline KeyRange visible_keys(const AttendParams &params, int64_t seq_len, int64_t num_queries,
+                                              int64_t i) {
   const int64_t position = seq_len - num_queries + i;
   KeyRange range = {0, seq_len};
   if (params.is_causal && params.tree_mask == nullptr && position + 1 < range.end) range.end = position + 1;

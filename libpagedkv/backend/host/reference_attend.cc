@@ -36,7 +36,8 @@ double row_scale(const PagedKv &kv, const char *block, uint64_t plane, int64_t o
 
 // The score of a key, or minus infinity where its block was given back or the tree mask hides it.
 double score_of_key(const AttendParams &params, const QueryRow &row, int64_t key) {
-  if (row.tree_mask != nullptr && key >= row.first_new && row.tree_mask[key - row.first_new] == 0) return kMinusInfinity;
+  if (row.tree_mask != nullptr && key >= row.first_new && row.tree_mask[key - row.first_new] == 0)
+    return kMinusInfinity;
   const PagedKv &kv = params.kv;
   const int32_t id = row.blocks[key / kv.block_size];
   if (id < 0) return kMinusInfinity;
@@ -49,7 +50,8 @@ double score_of_key(const AttendParams &params, const QueryRow &row, int64_t key
   }
   double score = sum * params.scale * row_scale(kv, block, kv.k_scale_offset, offset, row.kv_head, kv.k_scale);
   if (params.softcap > 0) score = params.softcap * std::tanh(score / params.softcap);
-  if (params.alibi_slopes != nullptr) score += static_cast<double>(params.alibi_slopes[row.head]) * (key - row.position);
+  if (params.alibi_slopes != nullptr)
+    score += static_cast<double>(params.alibi_slopes[row.head]) * (key - row.position);
   return score;
 }
 

@@ -28,8 +28,10 @@ void reference_gather_kv(const GatherKvParams &params) {
   for (int64_t token = 0; token < params.num_tokens; ++token) {
     const int64_t slot = sequence_slot(kv, params.sequence, token);
     for (int64_t head = 0; head < kv.num_kv_heads; ++head) {
-      char *k = static_cast<char *>(params.k) + (token * params.k_token_stride + head * params.k_head_stride) * to_bytes;
-      char *v = static_cast<char *>(params.v) + (token * params.v_token_stride + head * params.v_head_stride) * to_bytes;
+      char *k =
+          static_cast<char *>(params.k) + (token * params.k_token_stride + head * params.k_head_stride) * to_bytes;
+      char *v =
+          static_cast<char *>(params.v) + (token * params.v_token_stride + head * params.v_head_stride) * to_bytes;
       if (slot < 0) {
         std::memset(k, 0, static_cast<size_t>(kv.head_dim * to_bytes));
         std::memset(v, 0, static_cast<size_t>(kv.v_head_dim * to_bytes));

@@ -34,8 +34,8 @@ struct Job {
   }
 };
 
-// Threads hold `mutex` to look for a job and to report that they have left it; a job lives in its caller's frame, so the
-// caller waits until nobody is inside.
+// Threads hold `mutex_` to look for a job and to report that they have left it; a job lives in its caller's frame, so
+// the caller waits until nobody is inside.
 class ThreadPool {
  public:
   // Ends the threads; jobs are done by their callers alone from now on.
@@ -124,7 +124,7 @@ ThreadPool *pool();
 
 void prepare_fork() { pool()->lock_for_fork(); }
 void finish_fork_in_parent() { pool()->unlock_after_fork(); }
-// Only the forking thread lives on in the child: what the pool remembers of the others must go, without waiting for them.
+// Only the forking thread lives on in the child: what the pool remembers of the others must go, without a wait.
 void finish_fork_in_child() { new (pool()) ThreadPool; }
 
 // Stopped at exit but never destroyed: threads that outlive main may still call.

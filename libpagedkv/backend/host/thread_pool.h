@@ -10,9 +10,9 @@
 
 namespace pkv {
 
-// Runs task(context, index, worker) once for each index below num_tasks, in any order, on up to num_threads threads, and
-// returns when all are done. `worker` is a number below num_threads that no two tasks have at the same time. Tasks must
-// neither throw nor call this.
+// Runs task(context, index, worker) once for each index below num_tasks, in any order, on up to num_threads threads,
+// and returns when all are done. `worker` is a number below num_threads that no two tasks have at the same time. Tasks
+// must neither throw nor call this.
 void run_parallel(int64_t num_tasks, int32_t num_threads, void (*task)(void *context, int64_t index, int32_t worker),
                   void *context);
 

@@ -57,8 +57,9 @@ PKV_INLINE void store_sums(float *out, Vec a, Vec b, Vec c, Vec d) {
 PKV_INLINE __m128i load_16_bytes(const char *p) { return _mm_loadu_si128(reinterpret_cast<const __m128i *>(p)); }
 PKV_INLINE __m128i load_8_bytes(const char *p) { return _mm_loadl_epi64(reinterpret_cast<const __m128i *>(p)); }
 
-// Codes of a format with kMantissa bits, without sign and NaN, one in each lane. A magnitude above `largest` becomes it.
-// `rounder` is 2^23 times the smallest subnormal: a subnormal magnitude added to it is rounded to a whole number of them.
+// Codes of a format with kMantissa bits, without sign and NaN, one in each lane. A magnitude above `largest` becomes
+// it. `rounder` is 2^23 times the smallest subnormal: a subnormal magnitude added to it is rounded to a whole number of
+// them.
 template <int kMantissa, int kBias>
 PKV_INLINE __m256i encode_magnitude(Vec magnitude, float largest, float rounder) {
   constexpr int kDropped = 23 - kMantissa;
@@ -68,7 +69,8 @@ PKV_INLINE __m256i encode_magnitude(Vec magnitude, float largest, float rounder)
   const __m256i half = _mm256_set1_epi32((1 << (kDropped - 1)) - 1 - ((127 - kBias) << 23));
   const __m256i normal = _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(bits, half), is_odd), kDropped);
   const Vec rounded = _mm256_add_ps(clamped, _mm256_set1_ps(rounder));
-  const __m256i subnormal = _mm256_sub_epi32(_mm256_castps_si256(rounded), _mm256_castps_si256(_mm256_set1_ps(rounder)));
+  const __m256i subnormal =
+      _mm256_sub_epi32(_mm256_castps_si256(rounded), _mm256_castps_si256(_mm256_set1_ps(rounder)));
   const __m256i is_subnormal = _mm256_cmpgt_epi32(_mm256_set1_epi32((128 - kBias) << 23), bits);
   return _mm256_blendv_epi8(normal, subnormal, is_subnormal);
 }

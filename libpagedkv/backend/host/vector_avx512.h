@@ -62,8 +62,9 @@ PKV_INLINE __m256i load_32_bytes(const char *p) { return _mm256_loadu_si256(rein
 PKV_INLINE __m128i load_16_bytes(const char *p) { return _mm_loadu_si128(reinterpret_cast<const __m128i *>(p)); }
 PKV_INLINE __m128i load_8_bytes(const char *p) { return _mm_loadl_epi64(reinterpret_cast<const __m128i *>(p)); }
 
-// Codes of a format with kMantissa bits, without sign and NaN, one in each lane. A magnitude above `largest` becomes it.
-// `rounder` is 2^23 times the smallest subnormal: a subnormal magnitude added to it is rounded to a whole number of them.
+// Codes of a format with kMantissa bits, without sign and NaN, one in each lane. A magnitude above `largest` becomes
+// it. `rounder` is 2^23 times the smallest subnormal: a subnormal magnitude added to it is rounded to a whole number of
+// them.
 template <int kMantissa, int kBias>
 PKV_INLINE __m512i encode_magnitude(Vec magnitude, float largest, float rounder) {
   constexpr int kDropped = 23 - kMantissa;
@@ -73,7 +74,8 @@ PKV_INLINE __m512i encode_magnitude(Vec magnitude, float largest, float rounder)
   const __m512i half = _mm512_set1_epi32((1 << (kDropped - 1)) - 1 - ((127 - kBias) << 23));
   const __m512i normal = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(bits, half), is_odd), kDropped);
   const Vec rounded = _mm512_add_ps(clamped, _mm512_set1_ps(rounder));
-  const __m512i subnormal = _mm512_sub_epi32(_mm512_castps_si512(rounded), _mm512_castps_si512(_mm512_set1_ps(rounder)));
+  const __m512i subnormal =
+      _mm512_sub_epi32(_mm512_castps_si512(rounded), _mm512_castps_si512(_mm512_set1_ps(rounder)));
   const __mmask16 is_subnormal = _mm512_cmplt_epi32_mask(bits, _mm512_set1_epi32((128 - kBias) << 23));
   return _mm512_mask_blend_epi32(is_subnormal, normal, subnormal);
 }

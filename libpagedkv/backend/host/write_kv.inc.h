@@ -70,7 +70,8 @@ inline void convert_plane(const TokenPlane &plane, int64_t num_heads, float larg
       scale = find_row_scale<From>(source, plane.dim, largest_stored);
       __builtin_memcpy(plane.scales + head * plane.scale_stride, &scale, sizeof scale);
     }
-    convert_row<From, To>(source, plane.dim, scale, largest_stored > 0, plane.destination + head * plane.destination_stride);
+    convert_row<From, To>(source, plane.dim, scale, largest_stored > 0,
+                          plane.destination + head * plane.destination_stride);
   }
 }
 
@@ -187,7 +188,8 @@ void merge_tokens(const MergeStatesParams &params, int64_t begin, int64_t end) {
   for (int64_t token = begin; token < end; ++token) {
     for (int64_t head = 0; head < params.num_heads; ++head) {
       const auto offset = [&](const int64_t *strides) { return token * strides[0] + head * strides[1]; };
-      const float lse_a = params.lse_a[offset(params.lse_a_strides)], lse_b = params.lse_b[offset(params.lse_b_strides)];
+      const float lse_a = params.lse_a[offset(params.lse_a_strides)],
+                  lse_b = params.lse_b[offset(params.lse_b_strides)];
       const float largest = lse_a > lse_b ? lse_a : lse_b;
       float weight_a = lse_a == -kInfinity ? 0.0f : __builtin_expf(lse_a - largest);
       float weight_b = lse_b == -kInfinity ? 0.0f : __builtin_expf(lse_b - largest);
@@ -202,8 +204,8 @@ void merge_tokens(const MergeStatesParams &params, int64_t begin, int64_t end) {
         const auto row = [&](const void *base, const int64_t *strides) {
           return static_cast<const char *>(base) + offset(strides) * T::kBytes;
         };
-        merge_row<T>(row(params.out_a, params.out_a_strides), weight_a, row(params.out_b, params.out_b_strides), weight_b,
-                     params.head_dim, const_cast<char *>(row(params.out, params.out_strides)));
+        merge_row<T>(row(params.out_a, params.out_a_strides), weight_a, row(params.out_b, params.out_b_strides),
+                     weight_b, params.head_dim, const_cast<char *>(row(params.out, params.out_strides)));
       });
       if (params.lse != nullptr) {
         params.lse[offset(params.lse_strides)] = is_empty ? -kInfinity : largest + __builtin_logf(sum);
