@@ -109,7 +109,12 @@ class Driver {
       case 14: return close_one();
       case 15: return evict();
       case 16: return preempt();
-      default: return bytes_.take(4) == 0 ? reset() : explain();
+      default: break;
+    }
+    switch (bytes_.take(4)) {
+      case 0: return reset();
+      case 1: return zero();
+      default: return explain();
     }
   }
 
@@ -433,6 +438,13 @@ class Driver {
     const pkv_status status = pkv_cache_reset(cache_);
     REQUIRE(status == (has_sequences() ? PKV_BUSY : PKV_OK));
     if (status != PKV_OK) check_refusal(status);
+  }
+
+  // What is held or cached must keep its stamps; the model sees those of later hits too.
+  void zero() {
+    int64_t count = -1;
+    REQUIRE(pkv_cache_zero_uncached(cache_, nullptr, &count) == PKV_OK);
+    REQUIRE(count == before_.uncached_blocks);
   }
 
   void explain() {
