@@ -197,6 +197,7 @@ Status Cache::append(pkv_sequence id, const int64_t *tokens, int64_t count, pkv_
   PKV_TRY(find(id, &sequence));
   single_.registers = true;
   single_.stream = stream == PKV_STREAM_OF_SEQUENCE ? sequence->stream : stream;
+  PKV_TRY(backend_->check_not_capturing(single_.stream));
   PKV_TRY(plan_step(&id, &count, 1, tokens, tokens == nullptr ? 0 : count, &single_));
   return apply_step(tokens, &single_);
 }
