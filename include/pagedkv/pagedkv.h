@@ -383,7 +383,7 @@ PKV_API pkv_status pkv_sequence_rematch(pkv_cache *cache, pkv_sequence sequence,
 PKV_API pkv_status pkv_sequence_fork(pkv_cache *cache, pkv_sequence sequence, int64_t length, pkv_sequence *out);
 
 /* Takes blocks ahead of need so that num_tokens more tokens can be appended without failing; all or none. They belong
- * to the sequence until it appends, is truncated or closed. */
+ * to the sequence until it appends, is truncated or closed. A later fork inside a block may cost one block more. */
 PKV_API pkv_status pkv_sequence_reserve(pkv_cache *cache, pkv_sequence sequence, int64_t num_tokens);
 
 /* prepare of one sequence without a batch: takes blocks, copies on write, registers. tokens: [count], -1 for one that
