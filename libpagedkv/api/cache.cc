@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <cinttypes>
 #include <cmath>
-#include <limits>
 #include <string>
 #include <vector>
 
@@ -13,7 +12,6 @@ using namespace pkv;
 namespace {
 
 constexpr int32_t kMaxGroups = 1024;
-constexpr int64_t kMaxBlocks = std::numeric_limits<int32_t>::max();
 
 Status check_cache(const pkv_cache *cache) { return check_pointer("cache", cache); }
 

@@ -5,12 +5,12 @@
 
 #include "base/checked.h"
 #include "base/dtype.h"
+#include "pool/pool.h"
 
 namespace pkv {
 namespace {
 
 constexpr uint64_t kPlaneAlignment = 16;
-constexpr uint64_t kBlockAlignment = 256;
 constexpr int32_t kMaxBlockSize = 65536;
 constexpr int32_t kMaxLayers = 65536;
 constexpr int32_t kMaxHeads = 65536;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cinttypes>
 #include <cstring>
-#include <limits>
 #include <new>
 
 #include "base/checked.h"
@@ -13,7 +12,6 @@ namespace {
 
 constexpr uint32_t kMark = uint32_t{1} << 31;
 constexpr uint32_t kMaxOwners = kMark - 1;
-constexpr int64_t kMaxBlocks = std::numeric_limits<int32_t>::max();
 
 Status round_block_bytes(uint64_t block_bytes, uint64_t *out) {
   if (block_bytes == 0) return fail(PKV_INVALID_ARGUMENT, "block_bytes is 0");

@@ -5,6 +5,7 @@
 // set. Thread-safe: one mutex over the bookkeeping; the device is never called under it, except to resize.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -14,6 +15,7 @@
 namespace pkv {
 
 constexpr uint64_t kBlockAlignment = 256;
+constexpr int64_t kMaxBlocks = INT32_MAX;  // block ids are int32_t
 
 struct PoolOptions {
   uint64_t block_bytes = 0;  // rounded up to kBlockAlignment
