@@ -4,7 +4,7 @@
 // it takes before the first change. One mutating thread at a time; get_stats() from any thread.
 //
 // cache.cc: creation, counts, eviction, victims. sequences.cc: the life of a sequence. step.cc: appending.
-// audit.cc: check and explain.
+// audit.cc: check and explain. explain_sequence.cc: the same for a sequence. record.cc: recording of calls.
 #pragma once
 
 #include <memory>
@@ -17,6 +17,7 @@
 #include "cache/layout.h"
 #include "cache/sequence.h"
 #include "cache/stats_board.h"
+#include "cache/trace.h"
 #include "pool/pool.h"
 
 namespace pkv {
@@ -95,12 +96,21 @@ class Cache {
   Status find_victims(int64_t n, pkv_sequence *out, int64_t capacity, int64_t *out_count) const;
   Status check() const;
   Status explain(int32_t block, std::string *out) const;
+  Status explain_sequence(pkv_sequence id, std::string *out) const;
   void get_stats(pkv_cache_stats *out) const;  // all but struct_size; any thread
+  int64_t reuse_distance_sum() const { return board_.read()[kReuseDistanceSum]; }  // of stats.reuse_distance; any thread
 
   const Layout &layout() const { return layout_; }
   Backend *backend() const { return backend_; }
   const Pool &pool() const { return *pool_; }
   int64_t num_blocks() const { return blocks_.num_blocks(); }
+  TraceRecorder &trace() { return trace_; }
+  const TraceRecorder &trace() const { return trace_; }
+  // header.num_blocks and device are filled in here.
+  Status start_trace(const char *path, TraceHeader header);
+  Status stop_trace();
+  // After each recorded call.
+  void put_checkpoint();
   // OK if layer is in range.
   Status check_layer(int32_t layer) const;
   PagedKv describe_kv(int32_t layer) const;
@@ -116,6 +126,8 @@ class Cache {
   void match_prefix(const Sequence &sequence, const int64_t *tokens, int64_t num_tokens, int64_t *out_num_blocks);
   void take_prefix(Sequence *sequence, int64_t num_blocks);
   void settle(Sequence *sequence, int64_t first_new, std::vector<HashedBlock> *hashed_blocks);
+  TraceCounts count_for_trace() const;
+  std::vector<uint32_t> order_victims() const;  // indices of the open sequences, best victim first
   void finish_call(Sequence *sequence);  // a change is done: serial numbers, statistics
   void publish();
 
@@ -144,6 +156,8 @@ class Cache {
   int64_t prepares_ = 0;
   int64_t refusals_ = 0;
   StatsBoard board_;
+  TraceRecorder trace_;
+  TraceCounts trace_start_ = {};  // counters when the recording began
 };
 
 }  // namespace pkv

@@ -24,6 +24,7 @@ enum StatsField {
   kPrepares,
   kRefusals,
   kIsFailed,
+  kReuseDistanceSum,
   kNumStatsFields
 };
 
