@@ -48,6 +48,8 @@ class Request:
     hash_ids: np.ndarray | None = None
     prompt: np.ndarray | None = None
     output: np.ndarray | None = None
+    namespace: int = 0
+    priority: int = 0
 
 
 class Trace:
