@@ -99,13 +99,17 @@ Status TraceRecorder::stop() {
 
 bool TraceRecorder::take_failure(std::string *out_text) {
   if (!is_failure_new_.load(std::memory_order_relaxed) || !is_failure_new_.exchange(false)) return false;
+  std::lock_guard<std::mutex> lock(failure_mutex_);
   *out_text = failure_;
   return true;
 }
 
 void TraceRecorder::end_by_failure(const char *what) {
-  std::snprintf(failure_, sizeof failure_, "the recording of calls has ended: %s its file: %s", what,
-                std::strerror(errno));
+  {
+    std::lock_guard<std::mutex> lock(failure_mutex_);
+    std::snprintf(failure_, sizeof failure_, "the recording of calls has ended: %s its file: %s", what,
+                  std::strerror(errno));
+  }
   if (file_ != nullptr) std::fclose(file_);
   file_ = nullptr;
   has_failed_ = true;

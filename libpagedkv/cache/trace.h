@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <memory>
+#include <mutex>
 #include <string>
 
 #include "base/status.h"
@@ -142,6 +143,7 @@ class TraceRecorder {
   uint64_t session_ = 0;
   uint64_t num_batches_ = 0;
   int64_t num_calls_ = 0;
+  std::mutex failure_mutex_;
   char failure_[256] = "";
   std::atomic<bool> is_recording_{false};
   std::atomic<bool> is_failure_new_{false};

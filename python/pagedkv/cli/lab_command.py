@@ -15,13 +15,13 @@ def run(arguments):
         from pagedkv.cli import lab_plot
 
         lab_plot.check_plot(arguments.plot)
-    _check_policies(arguments.policies)
     if is_recording(arguments.trace):
         if arguments.hash_block_size is not None:
             raise CommandError("--hash-block-size is for traces with hash ids, not for a recording")
         trace = read_recorded_requests(arguments.trace, arguments.limit)
     else:
         trace = read_trace(arguments.trace, arguments.limit, arguments.hash_block_size)
+    _check_policies(arguments.policies)
     result = _measure(trace, arguments)
     report.emit(result, arguments.json, format_lab)
     if arguments.plot is not None:

@@ -61,7 +61,12 @@ OPTIONS = ("block_size", "num_layers", "num_kv_heads", "head_dim", "v_head_dim",
            "num_blocks", "prefix_caching", "eviction", "window", "sinks", "partial_reuse", "low_water", "event_capacity",
            "has_rope", "rotary_dim", "interleaved")
 
+# Arrays of a call that are of one length, by their places among the fields.
+EQUAL_LENGTHS = {"open_many": [1], "fork_many": [0, 1], "commit_many": [0, 1], "truncate_many": [0, 1], "reorder": [0, 1],
+                 "accept": [0, 1, 2], "prepare": [1, 2]}
+
 NO_VALUES, LEFT_OUT = 0, 255
+NUM_STATUSES = 10
 
 
 class RecordingError(TraceError):
@@ -158,7 +163,14 @@ class Recording:
         if code not in CALLS:
             raise RecordingError(self.path, offset, f"a record of kind {code}, unknown")
         name, fields, results = CALLS[code]
+        if status >= NUM_STATUSES:
+            raise RecordingError(self.path, offset, f"status {status}, unknown")
         values = [self._READERS[kind](self) for kind in fields]
+        counts = [values[i].count for i in EQUAL_LENGTHS.get(name, ())]
+        if name == "open_many" and values[2] is not None:
+            counts.append(len(values[2]))
+        if len(set(counts)) > 1:
+            raise RecordingError(self.path, offset, f"{name} with arrays of {' and '.join(map(str, counts))} elements")
         given = [self._READERS[kind](self) for kind in results] if status == 0 else []
         return Record(offset, name, status, values, given)
 

@@ -261,6 +261,8 @@ class RawCache:
         options = BatchOptions(max_sequences=max_sequences, max_tokens=max_tokens,
                                max_sequence_length=max_sequence_length, num_heads=num_heads, formats=formats)
         batch = POINTER()
+        if number in self._batches:
+            raise RecordingError(self._path, 0, f"batch {number} twice")
         self._check(self._find("batch_create", POINTER, POINTER, POINTER)(self._cache, *self._out(options, batch)))
         self._batches[number] = batch
         return OK, []
@@ -270,17 +272,23 @@ class RawCache:
         return OK, []
 
     def _destroy_batch(self, number):
-        self._find("batch_destroy", POINTER, result=None)(self._batches.pop(number))
+        self._find("batch_destroy", POINTER, result=None)(self._get_batch(number))
+        del self._batches[number]
+
+    def _get_batch(self, number):
+        if number not in self._batches:
+            raise RecordingError(self._path, 0, f"a call of batch {number}, which there is not")
+        return self._batches[number]
 
     def _call_prepare(self, number, sequences, counts, tokens, registers, pad_sequences, pad_tokens, max_query_len):
         options = PrepareOptions(register_blocks=1 if registers else 2, pad_sequences=pad_sequences, pad_tokens=pad_tokens,
                                  max_query_len=max_query_len)
         return self._run("batch_prepare", (POINTER, POINTER, POINTER, SIGNED, POINTER, SIGNED, POINTER),
-                         self._batches[number], self._pointer(sequences), self._pointer(counts), sequences.count,
+                         self._get_batch(number), self._pointer(sequences), self._pointer(counts), sequences.count,
                          self._pointer(tokens), tokens.count, *self._out(options)), []
 
     def _call_discard(self, number):
-        return self._run("batch_discard", (POINTER,), self._batches[number]), []
+        return self._run("batch_discard", (POINTER,), self._get_batch(number)), []
 
     def _call_evict(self, count):
         evicted = self._numbers[0]
