@@ -117,3 +117,13 @@ pkv_status pkv_sequence_explain(const pkv_cache *cache, pkv_sequence sequence, c
     return PKV_OK;
   });
 }
+
+pkv_status pkv_sequence_set_retention(pkv_cache *cache, pkv_sequence sequence, int64_t start, int64_t end,
+                                      int32_t priority, int64_t ttl_ms) {
+  return guarded([&]() -> Status {
+    PKV_TRY(check_cache(cache));
+    return traced(*cache->cache, TraceCall::kSetRetention,
+                  cache->cache->set_retention(sequence, start, end, priority, ttl_ms), sequence, start, end, priority,
+                  ttl_ms);
+  });
+}

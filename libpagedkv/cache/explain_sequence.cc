@@ -30,7 +30,15 @@ Status Cache::explain_sequence(pkv_sequence id, std::string *out) const {
   json.key("sequence").value(static_cast<uint64_t>(id));
   json.key("tag").value(sequence.tag);
   json.key("priority").value(int64_t{sequence.priority});
-  json.key("namespace").value(sequence.namespace_id);
+  json.key("namespace").value(sequence.chain.first.id);
+  json.key("regions").begin_array();
+  for (const Scope &region : sequence.chain.regions) {
+    json.begin_object();
+    json.key("first_block").value(region.first_block);
+    json.key("namespace").value(region.id);
+    json.end_object();
+  }
+  json.end_array();
   json.key("length").value(sequence.length);
   json.key("settled_length").value(sequence.settled_length);
   json.key("num_cached_tokens").value(sequence.num_cached_tokens);

@@ -24,7 +24,9 @@ enum StatsField {
   kPrepares,
   kRefusals,
   kIsFailed,
-  kReuseDistanceSum,
+  kNumPins,
+  kPinnedBlocks,
+  kNumNamespaces,
   kNumStatsFields
 };
 
