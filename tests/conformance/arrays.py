@@ -19,6 +19,13 @@ class HostArrays:
         """The contents of such an array."""
         return np.asarray(array)
 
+    def get_table(self, table):
+        """The contents of a device_* table of a batch."""
+        return np.asarray(table)
+
+    def get_address(self, table):
+        return table.ctypes.data
+
     def empty(self, shape, dtype):
         return np.empty(shape, dtype)
 
@@ -33,6 +40,19 @@ class HostArrays:
         np.asarray(cache)[:] = byte
 
 
+class Unversioned:
+    """Offers an array as DLPack did before version 1."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__()
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
 class CudaArrays:
     """CuPy arrays of the bits: 16-bit formats that numpy lacks travel as uint16, 8-bit ones as uint8."""
 
@@ -44,6 +64,20 @@ class CudaArrays:
 
     def get(self, array):
         return self.cupy.asnumpy(array)
+
+    def get_table(self, table):
+        """By __cuda_array_interface__ and by DLPack, which agree. CuPy takes read-only memory by no newer DLPack."""
+        if 0 in table.shape:
+            return np.empty(table.shape, table.dtype)  # without memory, perhaps
+        array, same = self.cupy.asarray(table), self.cupy.from_dlpack(Unversioned(table))
+        assert array.data.ptr == same.data.ptr == table.ptr
+        assert array.strides == same.strides and array.dtype == same.dtype
+        values = self.cupy.asnumpy(array)
+        np.testing.assert_array_equal(self.cupy.asnumpy(same), values)
+        return values
+
+    def get_address(self, table):
+        return table.ptr
 
     def empty(self, shape, dtype):
         return self.cupy.empty(shape, dtype)
