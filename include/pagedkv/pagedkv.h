@@ -2,10 +2,12 @@
  * pagedkv.h - a paged KV cache for LLM inference: the C ABI of libpagedkv.
  *
  * Read from top to bottom:
- *   1. conventions, status codes, errors, log        5. batch: one step's view of the cache
- *   2. data types and tensors                        6. kernels: write_kv, attend, merge_states
- *   3. devices, pool                                 7. host backend settings
- *   4. layout, cache, sequences
+ *   1. conventions, status codes, errors, log        7. prefixes and namespaces, without a sequence
+ *   2. data types and tensors                        8. snapshots, events, traces
+ *   3. devices, pool                                 9. kernels: write_kv, attend, merge_states
+ *   4. layout, cache                                10. host backend settings
+ *   5. sequences, one at a time and many in a call
+ *   6. batch: one step's view of the cache
  *
  * Conventions
  *   - Every call that can fail returns pkv_status. On failure nothing has changed, and pkv_last_error() says why.
@@ -225,7 +227,7 @@ typedef struct pkv_pool_stats {
 } pkv_pool_stats;
 PKV_API pkv_status pkv_pool_get_stats(const pkv_pool *pool, pkv_pool_stats *out);
 
-/* ---- 4. Layout, cache, sequences ----------------------------------------------------------------------------- */
+/* ---- 4. Layout, cache ---------------------------------------------------------------------------------------- */
 
 /* Order of the two inner dimensions of a K or V plane: [token][head][dim] or [head][token][dim]. */
 typedef enum pkv_kv_order { PKV_TOKEN_HEAD = 0, PKV_HEAD_TOKEN = 1 } pkv_kv_order;
@@ -273,23 +275,36 @@ typedef struct pkv_layer_info {
 } pkv_layer_info;
 PKV_API pkv_status pkv_layout_layer(const pkv_layout *layout, int32_t layer, pkv_layer_info *out);
 
+/* Rotary position embedding of K rows. Pair i of rotary_dim / 2 turns by its angle at the token's position: a' = a cos -
+ * b sin, b' = b cos + a sin. Dims from rotary_dim on stay as they are. */
+typedef struct pkv_rope {
+  size_t struct_size;
+  const pkv_tensor *cos_sin; /* float32 [max_positions, rotary_dim] on the cache's device: of each position the cosines,
+                                then the sines, of its rotary_dim / 2 angles; or NULL: angles by base */
+  float base;                /* angle i of position p is p * base^(-2i / rotary_dim); 0: 10000. Unused with cos_sin */
+  int32_t rotary_dim;        /* even, up to head_dim; 0: head_dim */
+  pkv_toggle interleaved;    /* default off: dim i pairs with i + rotary_dim / 2 (NeoX). On: 2i with 2i + 1 (GPT-J) */
+} pkv_rope;
+
 /*
  * A cache: token sequences over the blocks of a pool of its own, with a prefix cache.
  *
  * Full blocks whose tokens are known are registered under the hash chain (namespace, parent block, tokens). A later
- * sequence with the same prefix takes them instead of computing them. A registered block that no sequence holds is
- * cached: it stays findable until it is evicted, least recently released first. At every moment
+ * sequence with the same prefix takes them instead of computing them. A registered block that nobody holds is cached: it
+ * stays findable until it is evicted, in the order of the eviction policy. At every moment
  * uncached + cached + held + pending == num_blocks.
  */
 typedef struct pkv_cache pkv_cache;
 
+/* Which cached block goes first. Whatever the policy, blocks of a lower retention priority go before those of a higher
+ * one (pkv_sequence_set_retention; 0 without a hint), and of one sequence children go before their parents. */
 typedef enum pkv_eviction {
-  PKV_EVICTION_LRU = 0,
-  PKV_EVICTION_LFU = 1,      /* this and the following are not available yet: UNSUPPORTED */
-  PKV_EVICTION_PRIORITY = 2,
-  PKV_EVICTION_FIFO = 3,
-  PKV_EVICTION_SLRU = 4,
-  PKV_EVICTION_S3FIFO = 5
+  PKV_EVICTION_LRU = 0,      /* least recently released first */
+  PKV_EVICTION_LFU = 1,      /* fewest hits first, then least recently released */
+  PKV_EVICTION_PRIORITY = 2, /* lowest priority of the sequences that held it first, then least recently released */
+  PKV_EVICTION_FIFO = 3,     /* first cached first; hits change nothing */
+  PKV_EVICTION_SLRU = 4,     /* segmented LRU: a block that was hit is protected, up to 80 % of the pool */
+  PKV_EVICTION_S3FIFO = 5    /* S3-FIFO (Yang et al., SOSP 2023): a small queue filters blocks that are never hit */
 } pkv_eviction;
 
 typedef struct pkv_cache_options {
@@ -304,6 +319,14 @@ typedef struct pkv_cache_options {
   pkv_toggle prefix_caching; /* default on */
   pkv_eviction eviction;
   uint64_t hash_seed;        /* key of the local block hash; 0: random. Never changes results, only collisions */
+  int64_t window;            /* 0, or the sliding window of the model in tokens: prepare and commit release blocks that no
+                                later query can see. Their table entries become -1 and are attended by no kernel */
+  int64_t sinks;             /* with window: so many first tokens are kept */
+  pkv_toggle partial_reuse;  /* default off. On: open also takes the cached block that shares its first tokens with the
+                                rest of the prompt; the first append copies it */
+  const pkv_rope *rope;      /* how the caller rotates K (by base), for pkv_sequence_shift; NULL: shift is UNSUPPORTED */
+  int64_t low_water;         /* uncached blocks that pkv_cache_evict(-1) keeps ready */
+  int64_t event_capacity;    /* events kept until they are read; 0: none are made */
 } pkv_cache_options;
 
 PKV_API pkv_status pkv_cache_create(const pkv_cache_options *options, pkv_cache **out);
@@ -313,7 +336,7 @@ PKV_API void pkv_cache_destroy(pkv_cache *cache);
 PKV_API pkv_status pkv_cache_set_kv_scales(pkv_cache *cache, int32_t layer, const float *k_scale, const float *v_scale);
 
 /* Makes n uncached blocks ready ahead of need, by evicting where there are fewer. OUT_OF_BLOCKS when fewer than n
- * blocks are free of sequences. out_evicted may be NULL. */
+ * blocks can be had. n = -1: as many as low_water, or as can be had. out_evicted may be NULL. */
 PKV_API pkv_status pkv_cache_evict(pkv_cache *cache, int64_t n, int64_t *out_evicted);
 
 /* Fills every uncached block with zeros, in idle time: what one tenant left behind no other one finds. Cached blocks are
@@ -321,14 +344,15 @@ PKV_API pkv_status pkv_cache_evict(pkv_cache *cache, int64_t n, int64_t *out_evi
  * blocks; may be NULL. */
 PKV_API pkv_status pkv_cache_zero_uncached(pkv_cache *cache, pkv_stream stream, int64_t *out_count);
 
-/* Forgets every cached block. BUSY while sequences are open. */
+/* Forgets every cached block and every pin. BUSY while sequences are open. */
 PKV_API pkv_status pkv_cache_reset(pkv_cache *cache);
+
 typedef struct pkv_cache_stats {
   size_t struct_size;
   int64_t num_blocks;
   int64_t uncached_blocks; /* free, nothing in them */
   int64_t cached_blocks;   /* free of sequences, findable */
-  int64_t held_blocks;     /* by sequences, reserved ones included */
+  int64_t held_blocks;     /* by sequences, reserved ones included, and by pins */
   int64_t pending_blocks;  /* waiting for transfers */
   int64_t peak_held_blocks;
   int64_t num_sequences;
@@ -344,27 +368,56 @@ typedef struct pkv_cache_stats {
   void *base;              /* address of block 0 */
   char device[16];
   int32_t is_failed;       /* a device error left the cache unusable */
+  int32_t is_tracing;      /* calls are being recorded */
+  int64_t num_pins;
+  int64_t pinned_blocks;   /* held by pins, whoever else holds them */
+  int64_t num_namespaces;  /* that have sequences, blocks or a quota */
+  int64_t partial_hit_tokens; /* of hit_tokens, those inside a block (partial_reuse) */
+  int64_t released_blocks; /* by the sliding window */
+  uint64_t num_events;     /* made since the start */
+  uint64_t dropped_events; /* of those, lost because nobody read them in time */
+  /* Hits by reuse distance: [i] counts blocks hit again after 2^i to 2^(i + 1) - 1 other uses (hits and registrations) of
+   * blocks; 0 and 1 in [0], the last one everything beyond. */
+  int64_t reuse_distance[32];
 } pkv_cache_stats;
 PKV_API pkv_status pkv_cache_get_stats(const pkv_cache *cache, pkv_cache_stats *out);
 
+typedef enum pkv_stats_format { PKV_STATS_JSON = 1, PKV_STATS_PROMETHEUS = 2 } pkv_stats_format;
+
+/* The statistics as one JSON object, or in the Prometheus text format (0.0.4), names pagedkv_*. Writes at most capacity
+ * bytes, always terminated; out_length is the full length without the terminator. buffer may be NULL if capacity is 0.
+ * Any thread. */
+PKV_API pkv_status pkv_cache_format_stats(const pkv_cache *cache, pkv_stats_format format, char *buffer, size_t capacity,
+                                          size_t *out_length);
+
 /* Full audit of every count, list, table and hash; INTERNAL names the block or sequence that breaks an invariant. */
 PKV_API pkv_status pkv_cache_check(const pkv_cache *cache);
-/* One JSON object about a block: state, holders, hash, why it cannot be evicted. Writes at most capacity bytes, always
- * terminated; out_length is the full length without the terminator. buffer may be NULL if capacity is 0. */
+/* One JSON object about a block: state, holders, hash, why it cannot be evicted. Buffers as in pkv_cache_format_stats. */
 PKV_API pkv_status pkv_cache_explain(const pkv_cache *cache, int32_t block, char *buffer, size_t capacity,
                                      size_t *out_length);
 
 /* Address of a block on the device. */
 PKV_API pkv_status pkv_cache_block_ptr(const pkv_cache *cache, int32_t block, void **out);
 
+/* ---- 5. Sequences -------------------------------------------------------------------------------------------- */
+
 /* A sequence: index and generation, never 0. One that was closed is NOT_FOUND, in O(1). */
 typedef uint64_t pkv_sequence;
+
+/* From token start on, a prompt belongs to another namespace: a system prompt that all share, then tails that only one
+ * tenant finds. The block that start lies in belongs to the later namespace as a whole. */
+typedef struct pkv_namespace_region {
+  int64_t start; /* > 0, ascending */
+  uint64_t namespace_id;
+} pkv_namespace_region;
 
 typedef struct pkv_open_options {
   size_t struct_size;
   uint64_t namespace_id; /* prompts of different namespaces never share blocks */
   int32_t priority;      /* larger is kept longer */
   uint64_t tag;          /* the caller's own number, shown in explain */
+  const pkv_namespace_region *regions; /* [num_regions], copied; NULL if none */
+  int64_t num_regions;
 } pkv_open_options;
 
 /* Opens a sequence and takes the longest cached prefix of tokens ([num_tokens], each >= 0), at most
@@ -418,13 +471,62 @@ PKV_API pkv_status pkv_sequence_get_info(const pkv_cache *cache, pkv_sequence se
 /* Its block table, int32 [num_blocks], reserved blocks last. A later call sees later blocks; a taken array does not. */
 PKV_API pkv_status pkv_sequence_blocks(const pkv_cache *cache, pkv_sequence sequence, pkv_array *out);
 
-/* Which open sequences to close to gain n blocks, best victim first: the lowest priority, then the least recently
- * stepped, then the youngest. Writes at most capacity ids; out_count is the full number. OUT_OF_BLOCKS if closing all
+/* Drops tokens [start, start + count) and moves the ones behind them down, K rotated to its new position by the cache's
+ * rope: more room in a context that is full. What follows start is an approximation (its K and V were computed with the
+ * dropped tokens in sight), so it is never registered. Shared blocks are copied first; all or none. UNSUPPORTED without
+ * a rope in the cache's options. */
+PKV_API pkv_status pkv_sequence_shift(pkv_cache *cache, pkv_sequence sequence, int64_t start, int64_t count,
+                                      pkv_stream stream);
+
+/* Retention hint for the blocks of tokens [start, end) of a sequence (end -1: to its length): once cached, they go before
+ * blocks of a larger priority and after those of a smaller one; blocks without a hint have 0, or with
+ * PKV_EVICTION_PRIORITY the priority of their sequence. ttl_ms: 0, or the hint ends after so many milliseconds. */
+PKV_API pkv_status pkv_sequence_set_retention(pkv_cache *cache, pkv_sequence sequence, int64_t start, int64_t end,
+                                              int32_t priority, int64_t ttl_ms);
+
+/* One JSON object about a sequence: lengths, blocks and who shares them, what closing it would free, why it is or is not
+ * the next victim. Buffers as in pkv_cache_format_stats. */
+PKV_API pkv_status pkv_sequence_explain(const pkv_cache *cache, pkv_sequence sequence, char *buffer, size_t capacity,
+                                        size_t *out_length);
+
+/* Many in one call, all or none: like the calls above in the order of the arrays, [num_sequences] each. A sequence may
+ * stand only once in a call, except in fork. Flat tokens are [num_tokens], num_tokens the sum of counts. */
+
+/* options: NULL, or [num_sequences], options[0].struct_size bytes apart. out_num_cached may be NULL. The sequences of one
+ * call do not hit each other's blocks: nothing is appended yet. */
+PKV_API pkv_status pkv_sequences_open(pkv_cache *cache, const int64_t *tokens, int64_t num_tokens, const int64_t *counts,
+                                      int64_t num_sequences, const pkv_open_options *options, pkv_sequence *out,
+                                      int64_t *out_num_cached);
+/* lengths: NULL, or -1 for all tokens. The same sequence may be forked several times. */
+PKV_API pkv_status pkv_sequences_fork(pkv_cache *cache, const pkv_sequence *sequences, const int64_t *lengths,
+                                      int64_t num_sequences, pkv_sequence *out);
+PKV_API pkv_status pkv_sequences_commit(pkv_cache *cache, const pkv_sequence *sequences, const int64_t *counts,
+                                        int64_t num_sequences, const int64_t *tokens, int64_t num_tokens);
+PKV_API pkv_status pkv_sequences_truncate(pkv_cache *cache, const pkv_sequence *sequences, const int64_t *lengths,
+                                          int64_t num_sequences);
+PKV_API pkv_status pkv_sequences_close(pkv_cache *cache, const pkv_sequence *sequences, int64_t num_sequences,
+                                       pkv_stream stream);
+
+/* Beam search: sequences[i] becomes a fork of what sequences[sources[i]] was before the call, and keeps its id, priority and
+ * tag. Reserved blocks of those that change are released. */
+PKV_API pkv_status pkv_sequences_reorder(pkv_cache *cache, const pkv_sequence *sequences, const int64_t *sources,
+                                         int64_t num_sequences);
+
+/* Speculative decoding: of the last num_drafts[i] tokens of sequences[i], a draft or the nodes of a token tree, the
+ * num_kept[i] at `kept` (flat, [sum of num_kept], strictly ascending places in 0 to num_drafts[i] - 1) stay: their K and V
+ * move together in one kernel on the stream, known tokens of them are settled, everything else is cut off. Shared blocks
+ * that rows move into are copied first. The caller has rotated K by the place in the path, not in the tree. */
+PKV_API pkv_status pkv_sequences_accept(pkv_cache *cache, const pkv_sequence *sequences, const int64_t *num_drafts,
+                                        const int64_t *num_kept, int64_t num_sequences, const int64_t *kept,
+                                        int64_t num_kept_tokens, pkv_stream stream);
+
+/* Which open sequences to close to gain n blocks, best victim first: the lowest priority, then by the eviction policy
+ * (LRU: least recently stepped; FIFO: opened first; LFU, SLRU, S3FIFO: fewest steps), then the youngest. Writes at most capacity ids; out_count is the full number. OUT_OF_BLOCKS if closing all
  * would not gain n. */
 PKV_API pkv_status pkv_cache_victims(const pkv_cache *cache, int64_t n, pkv_sequence *out_sequences, int64_t capacity,
                                      int64_t *out_count);
 
-/* ---- 5. Batch ------------------------------------------------------------------------------------------------ */
+/* ---- 6. Batch ------------------------------------------------------------------------------------------------ */
 
 /*
  * One step's view of the cache: tables at fixed addresses, refilled by each prepare. Steps that overlap use two
@@ -506,18 +608,120 @@ typedef struct pkv_batch_info {
 } pkv_batch_info;
 PKV_API pkv_status pkv_batch_get_info(const pkv_batch *batch, pkv_batch_info *out);
 
-/* ---- 6. Kernels ---------------------------------------------------------------------------------------------- */
+/* ---- 7. Prefixes and namespaces ------------------------------------------------------------------------------ */
 
-/* Rotary position embedding of K rows. Pair i of rotary_dim / 2 turns by its angle at the token's position: a' = a cos -
- * b sin, b' = b cos + a sin. Dims from rotary_dim on stay as they are. */
-typedef struct pkv_rope {
+/* How many of the tokens ([num_tokens]) pkv_sequence_open would find cached now; takes nothing and counts as no use. Any
+ * number of threads may probe at once, while none mutates the cache. options as in open; may be NULL. */
+PKV_API pkv_status pkv_prefix_probe(const pkv_cache *cache, const int64_t *tokens, int64_t num_tokens,
+                                    const pkv_open_options *options, int64_t *out_num_cached);
+
+/* Counts as a use of the cached full blocks of tokens, as if a sequence had taken and released them. out_num_touched, in
+ * tokens, may be NULL. */
+PKV_API pkv_status pkv_prefix_touch(pkv_cache *cache, const int64_t *tokens, int64_t num_tokens,
+                                    const pkv_open_options *options, int64_t *out_num_touched);
+
+/* A pin holds blocks like a sequence, so they are not evicted. Index and generation, never 0. */
+typedef uint64_t pkv_pin;
+
+/* Pins the cached full blocks of tokens until unpin, or for ttl_ms milliseconds if that is not 0; an expired pin is
+ * released by the next call that may need its blocks. out_num_pinned, in tokens, may be NULL. Nothing cached is
+ * NOT_FOUND. */
+PKV_API pkv_status pkv_prefix_pin(pkv_cache *cache, const int64_t *tokens, int64_t num_tokens,
+                                  const pkv_open_options *options, int64_t ttl_ms, pkv_pin *out, int64_t *out_num_pinned);
+/* NOT_FOUND for one that was unpinned or has expired. */
+PKV_API pkv_status pkv_prefix_unpin(pkv_cache *cache, pkv_pin pin);
+
+/* Forgets everything cached in a namespace; pins on it are released. Blocks that open sequences hold stay theirs, but
+ * nobody else finds them any more, then or later. out_count, cached blocks made uncached, may be NULL. */
+PKV_API pkv_status pkv_namespace_invalidate(pkv_cache *cache, uint64_t namespace_id, int64_t *out_count);
+
+/* The most blocks that a namespace may have, held and cached together; 0 for no limit. Beyond it the namespace's own
+ * cached blocks are evicted first; if those do not do, calls that need blocks are OUT_OF_BLOCKS (NEVER_FITS where one
+ * sequence alone passes the quota). A quota below what is held now stops growth only. */
+PKV_API pkv_status pkv_namespace_set_quota(pkv_cache *cache, uint64_t namespace_id, int64_t max_blocks);
+
+typedef struct pkv_namespace_stats {
   size_t struct_size;
-  const pkv_tensor *cos_sin; /* float32 [max_positions, rotary_dim] on the cache's device: of each position the cosines,
-                                then the sines, of its rotary_dim / 2 angles; or NULL: angles by base */
-  float base;                /* angle i of position p is p * base^(-2i / rotary_dim); 0: 10000. Unused with cos_sin */
-  int32_t rotary_dim;        /* even, up to head_dim; 0: head_dim */
-  pkv_toggle interleaved;    /* default off: dim i pairs with i + rotary_dim / 2 (NeoX). On: 2i with 2i + 1 (GPT-J) */
-} pkv_rope;
+  int64_t held_blocks;   /* of this namespace; a shared block belongs to the one that it was appended in */
+  int64_t cached_blocks;
+  int64_t quota;         /* 0: none */
+  int64_t num_sequences; /* opened in it (namespace_id, not a region) */
+  int64_t queried_tokens;
+  int64_t hit_tokens;
+  int64_t evictions;
+} pkv_namespace_stats;
+/* Any thread, at any time. NOT_FOUND for a namespace that has neither sequences nor blocks nor a quota; counters start
+ * again at 0 when it comes back. */
+PKV_API pkv_status pkv_namespace_get_stats(const pkv_cache *cache, uint64_t namespace_id, pkv_namespace_stats *out);
+
+/* ---- 8. Snapshots, events, traces ---------------------------------------------------------------------------- */
+
+/* Take or give all of size bytes and return 0; anything else ends the call with DEVICE_ERROR. They must not call the
+ * library and must not throw. */
+typedef int32_t (*pkv_write_callback)(const void *data, size_t size, void *user_data);
+typedef int32_t (*pkv_read_callback)(void *data, size_t size, void *user_data);
+
+/* Where a snapshot goes to or comes from: a file, or the callback that the direction needs. */
+typedef struct pkv_snapshot_io {
+  size_t struct_size;
+  const char *path; /* written under another name beside it and renamed when complete; NULL: callbacks */
+  pkv_write_callback write;
+  pkv_read_callback read;
+  void *user_data;
+} pkv_snapshot_io;
+
+/*
+ * Snapshots (docs/snapshot-format.md): versioned, a checksum per block, independent of block size, order and device. A
+ * sequence with its tokens, K and V; or the prefix tree: everything cached or held that can be hit. save and load wait for
+ * the stream. load reads and checks everything before it changes anything; the layouts must agree in layers, heads, dims,
+ * dtype and kv_scales, else UNSUPPORTED; a damaged or cut file is INVALID_ARGUMENT, naming what is wrong.
+ */
+PKV_API pkv_status pkv_sequence_save(pkv_cache *cache, pkv_sequence sequence, const pkv_snapshot_io *io,
+                                     pkv_stream stream);
+/* Opens a sequence with the saved contents; a prefix that is cached here is taken instead. options: NULL for the saved
+ * namespace, regions, priority and tag. */
+PKV_API pkv_status pkv_sequence_load(pkv_cache *cache, const pkv_snapshot_io *io, const pkv_open_options *options,
+                                     pkv_stream stream, pkv_sequence *out);
+PKV_API pkv_status pkv_prefix_save(pkv_cache *cache, const pkv_snapshot_io *io, pkv_stream stream);
+/* Adds the saved prefixes to the cache, into uncached and evictable blocks; what is cached already stays. OUT_OF_BLOCKS
+ * when there is no room for all. out_num_blocks, those added, may be NULL. */
+PKV_API pkv_status pkv_prefix_load(pkv_cache *cache, const pkv_snapshot_io *io, pkv_stream stream,
+                                   int64_t *out_num_blocks);
+
+/* The public block hash, for routers and other processes (docs/block-hash.md has it byte by byte, with test vectors):
+ * SHA-256 over the parent's hash, the namespace and the tokens of a block. parent: [32], NULL for a first
+ * block. out: [32]. Any thread. */
+PKV_API pkv_status pkv_block_hash(const uint8_t *parent, uint64_t namespace_id, const int64_t *tokens, int64_t num_tokens,
+                                  uint8_t *out);
+
+typedef enum pkv_event_kind {
+  PKV_EVENT_STORED = 1,  /* a block can be hit from now on */
+  PKV_EVENT_REMOVED = 2, /* it cannot any more */
+  PKV_EVENT_MOVED = 3,   /* the same content is now found in another block */
+  PKV_EVENT_CLEARED = 4  /* everything in a namespace, or in the cache, cannot be hit any more */
+} pkv_event_kind;
+
+typedef struct pkv_event {
+  uint64_t serial; /* 1, 2, 3, ...; where one is missing, events were dropped */
+  int32_t kind;    /* pkv_event_kind */
+  int32_t block;   /* where it is found (MOVED: from now on); CLEARED: -1 for a namespace, -2 for the whole cache */
+  uint64_t namespace_id;
+  uint8_t hash[32];   /* the block's public hash; zeros for CLEARED */
+  uint8_t parent[32]; /* of the block before it; zeros for a first block, and for REMOVED and MOVED */
+} pkv_event;
+
+/* Takes the oldest events out of the cache's ring, at most capacity. The ring never waits: when it is full new events are
+ * dropped and counted (pkv_cache_stats.dropped_events). One reading thread at a time, which need not be the mutating one.
+ * UNSUPPORTED if event_capacity was 0. */
+PKV_API pkv_status pkv_cache_read_events(pkv_cache *cache, pkv_event *out, int64_t capacity, int64_t *out_count);
+
+/* Records every call that changes the cache into a file (docs/trace-formats.md), from a cache without open sequences, pins
+ * and cached blocks (else BUSY). If the file cannot be written on, recording ends, the log says so and is_tracing becomes
+ * 0; the cache's calls are not affected. stop reports whether all was written. */
+PKV_API pkv_status pkv_trace_start(pkv_cache *cache, const char *path);
+PKV_API pkv_status pkv_trace_stop(pkv_cache *cache);
+
+/* ---- 9. Kernels ---------------------------------------------------------------------------------------------- */
 
 typedef struct pkv_write_options {
   size_t struct_size;
@@ -580,7 +784,7 @@ PKV_API pkv_status pkv_merge_states(const char *device, const pkv_tensor *out_a,
                                     const pkv_tensor *out_b, const pkv_tensor *lse_b, const pkv_tensor *out,
                                     const pkv_tensor *lse, pkv_stream stream);
 
-/* ---- 7. Host backend settings -------------------------------------------------------------------------------- */
+/* ---- 10. Host backend settings ------------------------------------------------------------------------------- */
 
 /* Threads of the host kernels; 0: one per processor that the process may use (the default). Process-wide. */
 PKV_API pkv_status pkv_host_set_num_threads(int32_t num_threads);

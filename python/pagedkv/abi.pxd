@@ -1,7 +1,7 @@
 # The C ABI of libpagedkv, as in include/pagedkv/pagedkv.h and in its order. The only `cdef extern` of the package: the
 # header is its documentation.
 from libc.stddef cimport size_t
-from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 cdef extern from "pagedkv/pagedkv.h" nogil:
     const int PKV_VERSION_MAJOR
@@ -21,7 +21,6 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         PKV_UNSUPPORTED
         PKV_DEVICE_ERROR
         PKV_INTERNAL
-
     const char *pkv_status_name(pkv_status status)
     const char *pkv_version()
     const char *pkv_last_error()
@@ -38,6 +37,7 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         PKV_LOG_INFO
         PKV_LOG_WARNING
         PKV_LOG_ERROR
+
     ctypedef void (*pkv_log_callback)(pkv_log_level level, const char *message, void *user_data) noexcept
     pkv_status pkv_set_log_callback(pkv_log_callback callback, void *user_data)
 
@@ -120,8 +120,9 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
     pkv_status pkv_pool_resize(pkv_pool *pool, int64_t num_blocks)
     pkv_status pkv_pool_copy_blocks(pkv_pool *pool, const int32_t *sources, const int32_t *destinations, int64_t count,
                                     pkv_stream stream)
-
     pkv_status pkv_pool_zero_blocks(pkv_pool *pool, const int32_t *blocks, int64_t count, pkv_stream stream)
+    int64_t pkv_pool_num_blocks(const pkv_pool *pool)
+    int64_t pkv_pool_num_free(const pkv_pool *pool)
 
     ctypedef struct pkv_pool_stats:
         size_t struct_size
@@ -136,11 +137,9 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         uint64_t device_free_bytes
         void *base
         char device[16]
-    int64_t pkv_pool_num_blocks(const pkv_pool *pool)
-    int64_t pkv_pool_num_free(const pkv_pool *pool)
     pkv_status pkv_pool_get_stats(const pkv_pool *pool, pkv_pool_stats *out)
 
-    # ---- 4. Layout, cache, sequences
+    # ---- 4. Layout, cache
     ctypedef enum pkv_kv_order:
         PKV_TOKEN_HEAD
         PKV_HEAD_TOKEN
@@ -185,6 +184,13 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         int64_t scale_head_stride
     pkv_status pkv_layout_layer(const pkv_layout *layout, int32_t layer, pkv_layer_info *out)
 
+    ctypedef struct pkv_rope:
+        size_t struct_size
+        const pkv_tensor *cos_sin
+        float base
+        int32_t rotary_dim
+        pkv_toggle interleaved
+
     ctypedef struct pkv_cache:
         pass
 
@@ -208,6 +214,12 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         pkv_toggle prefix_caching
         pkv_eviction eviction
         uint64_t hash_seed
+        int64_t window
+        int64_t sinks
+        pkv_toggle partial_reuse
+        const pkv_rope *rope
+        int64_t low_water
+        int64_t event_capacity
     pkv_status pkv_cache_create(const pkv_cache_options *options, pkv_cache **out)
     void pkv_cache_destroy(pkv_cache *cache)
     pkv_status pkv_cache_set_kv_scales(pkv_cache *cache, int32_t layer, const float *k_scale, const float *v_scale)
@@ -236,19 +248,41 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         void *base
         char device[16]
         int32_t is_failed
+        int32_t is_tracing
+        int64_t num_pins
+        int64_t pinned_blocks
+        int64_t num_namespaces
+        int64_t partial_hit_tokens
+        int64_t released_blocks
+        uint64_t num_events
+        uint64_t dropped_events
+        int64_t reuse_distance[32]
     pkv_status pkv_cache_get_stats(const pkv_cache *cache, pkv_cache_stats *out)
+
+    ctypedef enum pkv_stats_format:
+        PKV_STATS_JSON
+        PKV_STATS_PROMETHEUS
+    pkv_status pkv_cache_format_stats(const pkv_cache *cache, pkv_stats_format format, char *buffer, size_t capacity,
+                                      size_t *out_length)
     pkv_status pkv_cache_check(const pkv_cache *cache)
     pkv_status pkv_cache_explain(const pkv_cache *cache, int32_t block, char *buffer, size_t capacity,
                                  size_t *out_length)
     pkv_status pkv_cache_block_ptr(const pkv_cache *cache, int32_t block, void **out)
 
+    # ---- 5. Sequences
     ctypedef uint64_t pkv_sequence
+
+    ctypedef struct pkv_namespace_region:
+        int64_t start
+        uint64_t namespace_id
 
     ctypedef struct pkv_open_options:
         size_t struct_size
         uint64_t namespace_id
         int32_t priority
         uint64_t tag
+        const pkv_namespace_region *regions
+        int64_t num_regions
     pkv_status pkv_sequence_open(pkv_cache *cache, const int64_t *tokens, int64_t num_tokens,
                                  const pkv_open_options *options, pkv_sequence *out, int64_t *out_num_cached)
     pkv_status pkv_sequence_rematch(pkv_cache *cache, pkv_sequence sequence, const int64_t *tokens, int64_t num_tokens,
@@ -272,10 +306,32 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         uint64_t tag
     pkv_status pkv_sequence_get_info(const pkv_cache *cache, pkv_sequence sequence, pkv_sequence_info *out)
     pkv_status pkv_sequence_blocks(const pkv_cache *cache, pkv_sequence sequence, pkv_array *out)
+    pkv_status pkv_sequence_shift(pkv_cache *cache, pkv_sequence sequence, int64_t start, int64_t count,
+                                  pkv_stream stream)
+    pkv_status pkv_sequence_set_retention(pkv_cache *cache, pkv_sequence sequence, int64_t start, int64_t end,
+                                          int32_t priority, int64_t ttl_ms)
+    pkv_status pkv_sequence_explain(const pkv_cache *cache, pkv_sequence sequence, char *buffer, size_t capacity,
+                                    size_t *out_length)
+    pkv_status pkv_sequences_open(pkv_cache *cache, const int64_t *tokens, int64_t num_tokens, const int64_t *counts,
+                                  int64_t num_sequences, const pkv_open_options *options, pkv_sequence *out,
+                                  int64_t *out_num_cached)
+    pkv_status pkv_sequences_fork(pkv_cache *cache, const pkv_sequence *sequences, const int64_t *lengths,
+                                  int64_t num_sequences, pkv_sequence *out)
+    pkv_status pkv_sequences_commit(pkv_cache *cache, const pkv_sequence *sequences, const int64_t *counts,
+                                    int64_t num_sequences, const int64_t *tokens, int64_t num_tokens)
+    pkv_status pkv_sequences_truncate(pkv_cache *cache, const pkv_sequence *sequences, const int64_t *lengths,
+                                      int64_t num_sequences)
+    pkv_status pkv_sequences_close(pkv_cache *cache, const pkv_sequence *sequences, int64_t num_sequences,
+                                   pkv_stream stream)
+    pkv_status pkv_sequences_reorder(pkv_cache *cache, const pkv_sequence *sequences, const int64_t *sources,
+                                     int64_t num_sequences)
+    pkv_status pkv_sequences_accept(pkv_cache *cache, const pkv_sequence *sequences, const int64_t *num_drafts,
+                                    const int64_t *num_kept, int64_t num_sequences, const int64_t *kept,
+                                    int64_t num_kept_tokens, pkv_stream stream)
     pkv_status pkv_cache_victims(const pkv_cache *cache, int64_t n, pkv_sequence *out_sequences, int64_t capacity,
                                  int64_t *out_count)
 
-    # ---- 5. Batch
+    # ---- 6. Batch
     ctypedef struct pkv_batch:
         pass
 
@@ -316,6 +372,7 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         PKV_LAST_BLOCK_LEN
         PKV_BLOCK_POINTERS
     pkv_status pkv_batch_get_table(const pkv_batch *batch, pkv_batch_table table, pkv_array *out)
+    pkv_status pkv_batch_get_device_table(const pkv_batch *batch, pkv_batch_table table, pkv_array *out)
 
     ctypedef struct pkv_batch_info:
         size_t struct_size
@@ -324,24 +381,74 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         int64_t max_query_len
         int64_t max_seq_len
         uint64_t generation
-    pkv_status pkv_batch_get_device_table(const pkv_batch *batch, pkv_batch_table table, pkv_array *out)
     pkv_status pkv_batch_get_info(const pkv_batch *batch, pkv_batch_info *out)
 
-    # ---- 6. Kernels
-    ctypedef struct pkv_rope:
-        size_t struct_size
-        const pkv_tensor *cos_sin
-        float base
-        int32_t rotary_dim
-        pkv_toggle interleaved
+    # ---- 7. Prefixes and namespaces
+    pkv_status pkv_prefix_probe(const pkv_cache *cache, const int64_t *tokens, int64_t num_tokens,
+                                const pkv_open_options *options, int64_t *out_num_cached)
+    pkv_status pkv_prefix_touch(pkv_cache *cache, const int64_t *tokens, int64_t num_tokens,
+                                const pkv_open_options *options, int64_t *out_num_touched)
 
+    ctypedef uint64_t pkv_pin
+    pkv_status pkv_prefix_pin(pkv_cache *cache, const int64_t *tokens, int64_t num_tokens,
+                              const pkv_open_options *options, int64_t ttl_ms, pkv_pin *out, int64_t *out_num_pinned)
+    pkv_status pkv_prefix_unpin(pkv_cache *cache, pkv_pin pin)
+    pkv_status pkv_namespace_invalidate(pkv_cache *cache, uint64_t namespace_id, int64_t *out_count)
+    pkv_status pkv_namespace_set_quota(pkv_cache *cache, uint64_t namespace_id, int64_t max_blocks)
+
+    ctypedef struct pkv_namespace_stats:
+        size_t struct_size
+        int64_t held_blocks
+        int64_t cached_blocks
+        int64_t quota
+        int64_t num_sequences
+        int64_t queried_tokens
+        int64_t hit_tokens
+        int64_t evictions
+    pkv_status pkv_namespace_get_stats(const pkv_cache *cache, uint64_t namespace_id, pkv_namespace_stats *out)
+
+    # ---- 8. Snapshots, events, traces
+    ctypedef int32_t (*pkv_write_callback)(const void *data, size_t size, void *user_data) noexcept
+    ctypedef int32_t (*pkv_read_callback)(void *data, size_t size, void *user_data) noexcept
+
+    ctypedef struct pkv_snapshot_io:
+        size_t struct_size
+        const char *path
+        pkv_write_callback write
+        pkv_read_callback read
+        void *user_data
+    pkv_status pkv_sequence_save(pkv_cache *cache, pkv_sequence sequence, const pkv_snapshot_io *io, pkv_stream stream)
+    pkv_status pkv_sequence_load(pkv_cache *cache, const pkv_snapshot_io *io, const pkv_open_options *options,
+                                 pkv_stream stream, pkv_sequence *out)
+    pkv_status pkv_prefix_save(pkv_cache *cache, const pkv_snapshot_io *io, pkv_stream stream)
+    pkv_status pkv_prefix_load(pkv_cache *cache, const pkv_snapshot_io *io, pkv_stream stream, int64_t *out_num_blocks)
+    pkv_status pkv_block_hash(const uint8_t *parent, uint64_t namespace_id, const int64_t *tokens, int64_t num_tokens,
+                              uint8_t *out)
+
+    ctypedef enum pkv_event_kind:
+        PKV_EVENT_STORED
+        PKV_EVENT_REMOVED
+        PKV_EVENT_MOVED
+        PKV_EVENT_CLEARED
+
+    ctypedef struct pkv_event:
+        uint64_t serial
+        int32_t kind
+        int32_t block
+        uint64_t namespace_id
+        uint8_t hash[32]
+        uint8_t parent[32]
+    pkv_status pkv_cache_read_events(pkv_cache *cache, pkv_event *out, int64_t capacity, int64_t *out_count)
+    pkv_status pkv_trace_start(pkv_cache *cache, const char *path)
+    pkv_status pkv_trace_stop(pkv_cache *cache)
+
+    # ---- 9. Kernels
     ctypedef struct pkv_write_options:
         size_t struct_size
         pkv_stream stream
         const pkv_rope *rope
     pkv_status pkv_write_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch, const pkv_tensor *k,
                             const pkv_tensor *v, const pkv_write_options *options)
-
     pkv_status pkv_gather_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch, int64_t sequence_index,
                              int64_t start, int64_t count, const pkv_tensor *k, const pkv_tensor *v, pkv_stream stream)
     pkv_status pkv_scatter_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch, int64_t sequence_index,
@@ -365,7 +472,7 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
                                 const pkv_tensor *out_b, const pkv_tensor *lse_b, const pkv_tensor *out,
                                 const pkv_tensor *lse, pkv_stream stream)
 
-    # ---- 7. Host backend settings
+    # ---- 10. Host backend settings
     pkv_status pkv_host_set_num_threads(int32_t num_threads)
     int32_t pkv_host_num_threads()
     pkv_status pkv_host_set_isa(const char *isa)
