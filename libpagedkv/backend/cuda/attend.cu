@@ -124,17 +124,17 @@ Status launch_query(const AttendParams &params, const AttendPlan &plan, cudaStre
   }
 }
 
-// As many stages as keep the most tiles on their way on a multiprocessor.
+// First as many thread blocks on a multiprocessor as may be, which hide each other's latencies; then as many stages.
 void choose_stages(int head_dim, bool is_widened, const AttendDevice &device, AttendPlan *plan) {
-  int most_ahead = -1;
+  int most_blocks = 0;
   for (int num_stages = 1; num_stages <= kMaxStages; ++num_stages) {
     const int bytes = attend_shared_bytes(head_dim, is_widened, plan->tile_rows, num_stages);
     if (bytes > device.max_shared_bytes) break;
     const int num_blocks = std::min(resident_blocks(head_dim, plan->tile_rows),
                                     device.processor_shared_bytes /
                                         (bytes + kAttendStaticSharedBytes + kReservedSharedBytes));
-    if (num_blocks * (num_stages - 1) <= most_ahead) continue;
-    most_ahead = num_blocks * (num_stages - 1);
+    if (num_stages > 2 && num_blocks < most_blocks) break;
+    most_blocks = num_blocks;
     plan->num_stages = num_stages;
     plan->shared_bytes = bytes;
   }

@@ -36,7 +36,6 @@ __device__ inline void wait_for_tile(int num_ahead) {
   switch (num_ahead) {
     case 0: wait_copies<0>(); break;
     case 1: wait_copies<1>(); break;
-    case 2: wait_copies<2>(); break;
     default: wait_copies<kMaxStages - 1>(); break;
   }
 }
@@ -98,10 +97,9 @@ __global__ void __launch_bounds__(kAttendThreads, Traits::kMinBlocks)
   const int32_t round_tiles = num_parts * launch.chunk_tiles;
   const int32_t num_tiles = num_key_tiles / round_tiles * launch.chunk_tiles +
                             min(max(num_key_tiles % round_tiles - split * launch.chunk_tiles, 0), launch.chunk_tiles);
-  const auto first_key_of = [&](int32_t tile) {
-    const int32_t round = tile / launch.chunk_tiles;
-    return begin + (round * round_tiles + split * launch.chunk_tiles + tile % launch.chunk_tiles) * kTileKeys;
-  };
+  KeyCursor cursor(begin + split * launch.chunk_tiles * kTileKeys, launch.chunk_tiles,
+                   ((num_parts - 1) * launch.chunk_tiles + 1) * kTileKeys);
+  KeyCursor ahead = cursor;  // of the tile that is looked up next
 
   const TileLoader<Traits> loader(p, rows, kv_head, end, stages);
   const bool has_key_scales = p.kv.kv_scales == PKV_SCALES_PER_TOKEN_HEAD;
@@ -116,7 +114,9 @@ __global__ void __launch_bounds__(kAttendThreads, Traits::kMinBlocks)
   KeyPlace first_places[kMaxStages];
 #pragma unroll
   for (int tile = 0; tile < kMaxStages; ++tile) {
-    first_places[tile] = tile < num_stages ? loader.look_up(first_key_of(tile)) : KeyPlace{-1, 0};
+    if (tile >= num_stages) break;
+    first_places[tile] = tile < num_tiles ? loader.look_up(ahead.first_key) : KeyPlace{-1, 0};
+    ahead.advance();
   }
 
   // Queries to shared memory, rows beyond the last as zeros.
@@ -177,14 +177,16 @@ __global__ void __launch_bounds__(kAttendThreads, Traits::kMinBlocks)
 
   int ring = 0, stage = 0;  // of the tile that is worked on
   for (int tile = 0; tile < num_tiles; ++tile) {
-    const int32_t first_key = first_key_of(tile);
+    const int32_t first_key = static_cast<int32_t>(cursor.first_key);
+    cursor.advance();
     if (tile + num_ahead < num_tiles) {
       const int slot = ring + num_ahead < ring_size ? ring + num_ahead : ring + num_ahead - ring_size;
       loader.fetch(key_rows[slot], stage == 0 ? num_ahead : stage - 1);
     }
     commit_copies();  // empty ones too: the count of groups is that of tiles
     const KeyPlace next_place =
-        tile + num_stages < num_tiles ? loader.look_up(first_key_of(tile + num_stages)) : KeyPlace{-1, 0};
+        tile + num_stages < num_tiles ? loader.look_up(ahead.first_key) : KeyPlace{-1, 0};
+    ahead.advance();
     wait_for_tile(num_ahead);
     __syncthreads();
     const T *keys, *values;
@@ -275,10 +277,12 @@ __global__ void __launch_bounds__(kAttendThreads, Traits::kMinBlocks)
       largest[row] = new_largest;
       sum[row] *= shrink[row];
     }
+    if (__any_sync(0xffffffffu, shrink[0] != 1.0f || shrink[1] != 1.0f)) {
 #pragma unroll
-    for (int column = 0; column < kDimTiles; ++column) {
+      for (int column = 0; column < kDimTiles; ++column) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) out[column][i] *= shrink[i / 2];
+        for (int i = 0; i < 4; ++i) out[column][i] *= shrink[i / 2];
+      }
     }
     uint32_t weights[kKeyTiles / 2][4];
 #pragma unroll

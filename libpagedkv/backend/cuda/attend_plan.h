@@ -10,8 +10,8 @@ constexpr int kTileKeys = 64;        // keys per step of the inner loop
 constexpr int kNarrowTileRows = 16;  // query rows (token, head of the group) per thread block: decode
 constexpr int kWideTileRows = 64;    // and prefill
 constexpr int kAttendWarps = 4;
-constexpr int kMaxStages = 4;                     // of K and V in shared memory
-constexpr int kAttendStaticSharedBytes = 6144;    // at most
+constexpr int kMaxStages = 3;                     // of K and V in shared memory
+constexpr int kAttendStaticSharedBytes = 4352;    // at most
 constexpr int kReservedSharedBytes = 1024;        // that the device takes for each thread block
 
 // Elements from row to row of a tile in shared memory: an odd number of 16-byte units, so that eight rows of a matrix
@@ -31,7 +31,7 @@ constexpr int attend_shared_bytes(int head_dim, bool is_widened, int tile_rows, 
 
 // Thread blocks that are to share a multiprocessor, as far as shared memory goes; bounds the registers of a thread.
 constexpr int resident_blocks(int head_dim, int tile_rows) {
-  return head_dim > 128 ? 1 : head_dim <= 80 && tile_rows == kNarrowTileRows ? 3 : 2;
+  return head_dim > 128 ? 1 : tile_rows == kNarrowTileRows ? 3 : 2;
 }
 
 // What a device offers to a launch.

@@ -93,6 +93,22 @@ __device__ inline bool find_rows(const StepTables &tables, int32_t group, int32_
   return out->first_row < out->num_rows;
 }
 
+// The first keys of a thread block's tiles, one after the other: chunks of tiles, with those of the others between them.
+struct KeyCursor {
+  uint32_t first_key;  // unsigned: behind the last tile it may pass 2^31
+  int32_t num_left;  // tiles of the chunk
+  const int32_t chunk_tiles, jump;
+
+  __device__ KeyCursor(int32_t first_key, int32_t chunk_tiles, int32_t jump)
+      : first_key(static_cast<uint32_t>(first_key)), num_left(chunk_tiles), chunk_tiles(chunk_tiles), jump(jump) {}
+
+  __device__ void advance() {
+    const bool is_last = --num_left == 0;
+    first_key += static_cast<uint32_t>(is_last ? jump : kTileKeys);
+    if (is_last) num_left = chunk_tiles;
+  }
+};
+
 // Padding tokens belong to no sequence: their rows become 0, their lse -inf.
 template <class T>
 __device__ void clear_padding(const AttendParams &p) {
@@ -124,8 +140,8 @@ class TileLoader {
         stages_(stages) {}
 
   // Looks up key `first + threadIdx.x`, for the first kTileKeys threads. Nothing here waits for the block that is read.
-  __device__ KeyPlace look_up(int32_t first) const {
-    const int32_t key = first + static_cast<int32_t>(threadIdx.x);
+  __device__ KeyPlace look_up(uint32_t first) const {
+    const int32_t key = static_cast<int32_t>(first + threadIdx.x);
     if (threadIdx.x >= kTileKeys || key >= end_) return {-1, 0};
     const int32_t index = key / p_.kv.block_size;
     return {block_table_[index], key - index * p_.kv.block_size};
