@@ -154,7 +154,7 @@ AttendPlan plan_attend(const AttendParams &params, const AttendDevice &device) {
     plan.tile_rows = kNarrowTileRows;
   }
   choose_stages(head_dim, is_widened, device, &plan);
-  plan.num_tiles = tables.num_tokens * group / plan.tile_rows + tables.num_sequences;
+  plan.num_tiles = std::max<int64_t>(tables.num_tokens * group / plan.tile_rows + tables.num_sequences, 1);
   plan.num_splits = plan.chunk_tiles = 1;
   if (params.is_invariant) return plan;
   // Thread blocks take the keys in chunks, so that long and short sequences of a batch cost what they hold. A chunk is
@@ -175,7 +175,7 @@ uint64_t attend_workspace_bytes(int head_dim) { return partial_bytes(1, kWorkspa
 Status launch_attend_step(const AttendParams &params, const AttendDevice &device, cudaStream_t stream) {
   if (!is_in_table(params)) return launch_attend_general(params, stream);
   const AttendPlan plan = plan_attend(params, device);
-  if (plan.num_tiles + 1 > INT32_MAX || params.kv.num_kv_heads > 65535) {
+  if (plan.num_tiles > INT32_MAX || params.kv.num_kv_heads > 65535) {
     return fail(PKV_UNSUPPORTED, "%" PRId64 " tiles of %d KV heads are more than a launch can hold", plan.num_tiles,
                 params.kv.num_kv_heads);
   }

@@ -49,10 +49,8 @@ __global__ void __launch_bounds__(kAttendThreads, Traits::kMinBlocks)
   constexpr int kDimTiles = kDim / 8;  // 8-dim columns of its output
   constexpr int kDimSteps = kDim / 16;
 
-  if (blockIdx.x == launch.num_tiles) {  // one thread block more than tiles
-    if (blockIdx.y == 0 && blockIdx.z == 0) clear_padding<T>(p);
-    return;
-  }
+  // Those with the fewest keys to walk, shared out over the tiles.
+  if (blockIdx.y == 0 && blockIdx.z + 1 == gridDim.z) clear_padding<T>(p);
   const int32_t group = p.num_heads / p.kv.num_kv_heads;
   const int32_t kv_head = static_cast<int32_t>(blockIdx.y);
   const int32_t split = static_cast<int32_t>(blockIdx.z);

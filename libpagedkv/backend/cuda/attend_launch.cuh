@@ -15,7 +15,7 @@ Status launch_traits(const AttendParams &params, const AttendPlan &plan, cudaStr
   PKV_TRY_CUDA(cudaFuncSetAttribute(reinterpret_cast<const void *>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     plan.shared_bytes));
   AttendLaunch launch = make_launch(params, plan);
-  const dim3 grid(static_cast<unsigned int>(plan.num_tiles + 1), static_cast<unsigned int>(params.kv.num_kv_heads),
+  const dim3 grid(static_cast<unsigned int>(plan.num_tiles), static_cast<unsigned int>(params.kv.num_kv_heads),
                   static_cast<unsigned int>(plan.num_splits));
   void *arguments[] = {const_cast<AttendParams *>(&params), &launch};
   PKV_TRY_CUDA(cudaLaunchKernel(reinterpret_cast<const void *>(kernel), grid, dim3(kAttendThreads), arguments,

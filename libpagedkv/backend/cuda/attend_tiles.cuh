@@ -109,11 +109,12 @@ struct KeyCursor {
   }
 };
 
-// Padding tokens belong to no sequence: their rows become 0, their lse -inf.
+// Padding tokens belong to no sequence: their rows become 0, their lse -inf. Thread block x takes every gridDim.x-th.
 template <class T>
 __device__ void clear_padding(const AttendParams &p) {
   const int32_t head_dim = p.kv.v_head_dim;
-  for (int64_t token = p.tables.cu_seqlens_q[p.tables.num_sequences]; token < p.tables.num_tokens; ++token) {
+  const int64_t end = p.tables.cu_seqlens_q[p.tables.num_sequences];
+  for (int64_t token = end + blockIdx.x; token < p.tables.num_tokens; token += gridDim.x) {
     for (int32_t i = threadIdx.x; i < p.num_heads * head_dim; i += blockDim.x) {
       const int32_t head = i / head_dim, dim = i % head_dim;
       static_cast<T *>(p.out)[token * p.out_token_stride + head * p.out_head_stride + dim] = from_float<T>(0.0f);
