@@ -115,7 +115,7 @@ pkv_status pkv_cache_create(const pkv_cache_options *options, pkv_cache **out) {
     CacheOptions cache_options;
     TraceHeader description;
     PKV_TRY(read_layout(given.layout, &cache_options.layout, &description.group));
-    if (given.rope != nullptr) PKV_TRY(read_struct("options->rope", given.rope, &description.rope));
+    if (given.rope != nullptr) PKV_TRY(read_struct("rope", given.rope, &description.rope));
     PKV_TRY(read_toggle("prefix_caching", given.prefix_caching, true, &cache_options.prefix_caching));
     PKV_TRY(check_eviction(given.eviction));
     cache_options.eviction = given.eviction;
