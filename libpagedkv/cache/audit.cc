@@ -31,8 +31,9 @@ Status Cache::check() const {
     Hash128 hash = hasher_.root(sequence.namespace_id);
     for (int64_t i = 0; prefix_caching_ && i < sequence.settled_length / block_size; ++i) {
       const BlockRecord &record = blocks_.record(sequence.table[i]);
-      hash = hasher_.extend(hash, blocks_.tokens(sequence.table[i]));
-      if (!record.is_hashed || record.hash != hash) {
+      const Hash128 parent = hash;
+      hash = hasher_.extend(parent, blocks_.tokens(sequence.table[i]));
+      if (!record.is_hashed || record.hash != hash || record.parent != parent) {
         return fail(PKV_INTERNAL, "sequence %zu has block %d at %" PRId64 " with a wrong hash", index,
                     sequence.table[i], i);
       }

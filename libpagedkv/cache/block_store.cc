@@ -1,36 +1,27 @@
 #include "cache/block_store.h"
 
+#include <algorithm>
 #include <cassert>
 #include <cinttypes>
-#include <cstdlib>
-#include <cstring>
-
-#include "base/checked.h"
+#include <new>
 
 namespace pkv {
 namespace {
 
-int64_t *allocate_tokens(int64_t num_blocks, int32_t block_size) {
-  // calloc: pages of blocks that are never used cost nothing.
-  void *memory = std::calloc(static_cast<size_t>(num_blocks) * static_cast<size_t>(block_size), sizeof(int64_t));
-  if (memory == nullptr) throw std::bad_alloc();
-  return static_cast<int64_t *>(memory);
-}
+// Evicted together: what the next ones need is loaded meanwhile.
+constexpr int64_t kEvictionRun = 32;
 
 }  // namespace
 
 BlockStore::BlockStore(std::shared_ptr<Pool> pool, int32_t block_size, bool is_indexed)
     : pool_(std::move(pool)),
       block_size_(block_size),
-      records_(static_cast<size_t>(pool_->num_blocks())),
-      tokens_(allocate_tokens(pool_->num_blocks(), block_size), std::free),
-      freed_(records_.size()),
+      records_(pool_->num_blocks()),
+      tokens_(pool_->num_blocks() * block_size),  // below 2^31 * 2^16
+      freed_(pool_->num_blocks()),
+      index_(is_indexed ? pool_->num_blocks() : 0),
       num_uncached_(pool_->num_blocks()) {
-  if (!is_indexed) return;
-  size_t num_buckets = 2;
-  while (num_buckets < 2 * records_.size()) num_buckets *= 2;
-  buckets_.resize(num_buckets);
-  bucket_mask_ = num_buckets - 1;
+  for (int64_t i = 0; i < records_.size(); ++i) new (&records_[i]) BlockRecord();
 }
 
 void BlockStore::take(int64_t count, int32_t *out_blocks) {
@@ -42,7 +33,7 @@ void BlockStore::take(int64_t count, int32_t *out_blocks) {
     (void)status;
     num_uncached_ -= num_ready;
   }
-  for (int64_t i = num_ready; i < count; ++i) out_blocks[i] = evict_first();
+  evict(count - num_ready, out_blocks + num_ready);
   for (int64_t i = 0; i < count; ++i) records_[out_blocks[i]].holders = 1;
 }
 
@@ -66,27 +57,41 @@ void BlockStore::release(const int32_t *blocks, int64_t count) {
   free_to_pool(freed_.data(), num_freed);
 }
 
-int32_t BlockStore::find(const Hash128 &hash, const int64_t *tokens) const {
-  const uint32_t tag = static_cast<uint32_t>(hash.high);
-  for (size_t i = home(hash);; i = (i + 1) & bucket_mask_) {
-    const Bucket &bucket = buckets_[i];
-    if (bucket.block == kNoBlock) return kNoBlock;
-    if (bucket.tag == tag && records_[bucket.block].hash == hash &&
-        std::memcmp(this->tokens(bucket.block), tokens, sizeof(int64_t) * static_cast<size_t>(block_size_)) == 0) {
-      return bucket.block;
-    }
-  }
+bool BlockStore::equals_tokens(const int64_t *a, const int64_t *b) const {
+  const auto compare = [a, b](int32_t count) {
+    int64_t difference = 0;
+    for (int32_t i = 0; i < count; ++i) difference |= a[i] ^ b[i];
+    return difference == 0;
+  };
+  return block_size_ == 16 ? compare(16) : compare(block_size_);  // a constant count is unrolled
 }
 
-void BlockStore::set_hash(int32_t block, const Hash128 &hash) {
+int32_t BlockStore::find(const Hash128 &hash, const int64_t *tokens) const {
+  return index_.find(hash, [&](int32_t block) {
+    return records_[block].hash == hash && equals_tokens(this->tokens(block), tokens);
+  });
+}
+
+int32_t BlockStore::guess_child(int32_t parent_block, const Hash128 &parent, const int64_t *tokens) const {
+  const int32_t child = records_[parent_block].child;
+  if (child == kNoBlock) return kNoBlock;
+  const BlockRecord &record = records_[child];
+  // A registered block is what it is by its parent and its tokens; so these two decide, whatever the hint is worth.
+  const bool is_it = record.is_registered && record.parent == parent && equals_tokens(this->tokens(child), tokens);
+  return is_it ? child : kNoBlock;
+}
+
+void BlockStore::set_hash(int32_t block, const Hash128 &parent, const Hash128 &hash) {
   BlockRecord &record = records_[block];
   assert(!record.is_hashed && record.holders > 0);
   const int32_t twin = find(hash, tokens(block));
   record.hash = hash;
+  record.parent = parent;
   record.is_hashed = true;
+  record.child = kNoBlock;
   if (twin == kNoBlock) {
     record.is_registered = true;
-    insert_index(block);
+    index_.insert(hash, block);
     ++registrations_;
     return;
   }
@@ -113,7 +118,14 @@ void BlockStore::drop_hash(int32_t block) {
   }
   const bool was_cached = record.holders == 0;
   if (was_cached) remove_cached(block);
-  erase_index(block);
+  unregister(block);
+  if (was_cached) free_to_pool(&block, 1);
+}
+
+// Takes a block without its hash out of the index; its first duplicate takes over.
+void BlockStore::unregister(int32_t block) {
+  BlockRecord &record = records_[block];
+  index_.erase(record.hash, block);
   record.is_registered = false;
   const int32_t heir = record.duplicates;
   record.duplicates = kNoBlock;
@@ -123,16 +135,17 @@ void BlockStore::drop_hash(int32_t block) {
     if (successor.next != kNoBlock) records_[successor.next].previous = heir;
     successor.previous = successor.next = kNoBlock;
     successor.is_registered = true;
-    insert_index(heir);
+    index_.insert(successor.hash, heir);
     ++registrations_;
   }
-  if (was_cached) free_to_pool(&block, 1);
 }
 
 void BlockStore::evict_until(int64_t count) {
   while (num_uncached_ < count) {
-    const int32_t block = evict_first();
-    free_to_pool(&block, 1);
+    int32_t blocks[kEvictionRun];
+    const int64_t num_blocks = std::min(count - num_uncached_, kEvictionRun);
+    evict(num_blocks, blocks);
+    free_to_pool(blocks, num_blocks);
   }
 }
 
@@ -157,17 +170,41 @@ void BlockStore::remove_cached(int32_t block) {
   --num_cached_;
 }
 
-// Leaves the block owned in the pool, with neither holder nor hash.
-int32_t BlockStore::evict_first() {
-  const int32_t block = first_cached_;
-  assert(block != kNoBlock);
-  BlockRecord &record = records_[block];
-  remove_cached(block);
-  record.holders = 1;  // not cached any more: drop_hash leaves it to the caller
-  drop_hash(block);
-  record.holders = 0;
-  ++evictions_;
-  return block;
+// Takes the first of the eviction list off it, up to count of them; how many. What follows needs is being loaded then.
+int64_t BlockStore::pop_cached(int64_t count, int32_t *out_blocks) {
+  int32_t block = first_cached_;
+  int64_t num_popped = 0;
+  while (num_popped < count && block != kNoBlock) {
+    BlockRecord &record = records_[block];
+    const int32_t next = record.next;
+    // Blocks released together mostly have ids in a row, so the list runs on in the same stride.
+    if (num_popped > 0) {
+      const int64_t stride = static_cast<int64_t>(block) - out_blocks[num_popped - 1];
+      prefetch_block(block + 8 * stride);
+    }
+    index_.prefetch(record.hash);
+    record.previous = record.next = kNoBlock;
+    out_blocks[num_popped++] = block;
+    block = next;
+  }
+  first_cached_ = block;
+  (block == kNoBlock ? last_cached_ : records_[block].previous) = kNoBlock;
+  num_cached_ -= num_popped;
+  return num_popped;
+}
+
+// Leaves the blocks owned in the pool, with neither holder nor hash. count <= num_cached().
+void BlockStore::evict(int64_t count, int32_t *out_blocks) {
+  for (int64_t done = 0; done < count;) {
+    const int64_t num_popped = pop_cached(std::min(count - done, kEvictionRun), out_blocks + done);
+    assert(num_popped > 0);
+    for (int64_t i = done; i < done + num_popped; ++i) {
+      records_[out_blocks[i]].is_hashed = false;
+      unregister(out_blocks[i]);
+    }
+    done += num_popped;
+  }
+  evictions_ += count;
 }
 
 void BlockStore::free_to_pool(const int32_t *blocks, int64_t count) {
@@ -176,28 +213,6 @@ void BlockStore::free_to_pool(const int32_t *blocks, int64_t count) {
   assert(status == PKV_OK);
   (void)status;
   num_uncached_ += count;
-}
-
-void BlockStore::insert_index(int32_t block) {
-  const Hash128 &hash = records_[block].hash;
-  size_t i = home(hash);
-  while (buckets_[i].block != kNoBlock) i = (i + 1) & bucket_mask_;
-  buckets_[i] = {static_cast<uint32_t>(hash.high), block};
-}
-
-void BlockStore::erase_index(int32_t block) {
-  size_t hole = home(records_[block].hash);
-  while (buckets_[hole].block != block) hole = (hole + 1) & bucket_mask_;
-  // Moves later entries of the run back into the hole where their home allows it.
-  for (size_t i = (hole + 1) & bucket_mask_; buckets_[i].block != kNoBlock; i = (i + 1) & bucket_mask_) {
-    const size_t distance_from_home = (i - home(records_[buckets_[i].block].hash)) & bucket_mask_;
-    const size_t distance_from_hole = (i - hole) & bucket_mask_;
-    if (distance_from_home >= distance_from_hole) {
-      buckets_[hole] = buckets_[i];
-      hole = i;
-    }
-  }
-  buckets_[hole] = {};
 }
 
 Status BlockStore::validate() const {
@@ -253,10 +268,8 @@ Status BlockStore::validate() const {
   if (num_listed != num_cached_ || previous != last_cached_) {
     return fail(PKV_INTERNAL, "the eviction list has %" PRId64 " blocks of %" PRId64, num_listed, num_cached_);
   }
-  int64_t num_filled = 0;
-  for (const Bucket &bucket : buckets_) num_filled += bucket.block != kNoBlock;
-  if (num_filled != num_indexed) {
-    return fail(PKV_INTERNAL, "the index holds %" PRId64 " blocks, but %" PRId64 " are registered", num_filled,
+  if (!index_.validate(num_indexed, [&](int32_t block) { return records_[block].hash; })) {
+    return fail(PKV_INTERNAL, "the index does not hold the %" PRId64 " registered blocks, each where its hash leads",
                 num_indexed);
   }
   return PKV_OK;

@@ -54,6 +54,7 @@ struct Step {
   std::vector<int32_t> copy_sources, copy_destinations;
   int64_t num_tokens = 0;
   int64_t num_new_blocks = 0;
+  bool are_tokens_known = false;  // all of them
   uint64_t serial = 0;  // the cache's serial number when it was applied; 0: nothing to discard
   bool registers = true;
   pkv_stream stream = nullptr;
@@ -116,6 +117,8 @@ class Cache {
   void match_prefix(const Sequence &sequence, const int64_t *tokens, int64_t num_tokens, int64_t *out_num_blocks);
   void take_prefix(Sequence *sequence, int64_t num_blocks);
   void settle(Sequence *sequence, int64_t first_new, std::vector<HashedBlock> *hashed_blocks);
+  void settle_to(Sequence *sequence, int64_t position, int64_t first_new, std::vector<HashedBlock> *hashed_blocks);
+  void write_tokens(const StepItem &item, const int64_t *tokens, bool registers);
   void finish_call(Sequence *sequence);  // a change is done: serial numbers, statistics
   void publish();
 

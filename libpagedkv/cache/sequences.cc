@@ -85,13 +85,22 @@ void Cache::match_prefix(const Sequence &sequence, const int64_t *tokens, int64_
   const int32_t block_size = layout_.block_size();
   const int64_t first = sequence.length / block_size;
   if (prefix_caching_ && num_tokens > 0) {
-    Hash128 hash = parent_hash(sequence, first);
+    int32_t previous = first == 0 ? kNoBlock : sequence.table[first - 1];
+    Hash128 parent = parent_hash(sequence, first);
     for (int64_t i = first; i < (num_tokens - 1) / block_size; ++i) {
       const int64_t *block_tokens = tokens + i * block_size;
-      hash = hasher_.extend(hash, block_tokens);
-      const int32_t block = blocks_.find(hash, block_tokens);
-      if (block == kNoBlock) break;
+      // Most often the block hit last below the same parent: then nothing needs to be hashed.
+      int32_t block = previous == kNoBlock ? kNoBlock : blocks_.guess_child(previous, parent, block_tokens);
+      if (block == kNoBlock) {
+        block = blocks_.find(hasher_.extend(parent, block_tokens), block_tokens);
+        if (block == kNoBlock) break;
+        if (previous != kNoBlock) blocks_.set_child(previous, block);
+      }
+      // Blocks taken together mostly have ids in a row.
+      if (previous != kNoBlock) blocks_.prefetch_block(block + 4 * (static_cast<int64_t>(block) - previous));
       matched_.push_back(block);
+      previous = block;
+      parent = blocks_.record(block).hash;
     }
   }
   *out_num_blocks = static_cast<int64_t>(matched_.size());
@@ -289,7 +298,6 @@ Status Cache::commit(pkv_sequence id, const int64_t *tokens, int64_t count) {
 void Cache::settle(Sequence *sequence, int64_t first_new, std::vector<HashedBlock> *hashed_blocks) {
   const int32_t block_size = layout_.block_size();
   int64_t position = sequence->settled_length;
-  const int64_t first_full = position / block_size;
   while (position < sequence->length) {
     const int64_t *row = blocks_.tokens(sequence->table[position / block_size]);
     const int64_t start = position - position % block_size;
@@ -297,15 +305,48 @@ void Cache::settle(Sequence *sequence, int64_t first_new, std::vector<HashedBloc
     while (position < end && row[position - start] >= 0) ++position;
     if (position < end) break;
   }
+  settle_to(sequence, position, first_new, hashed_blocks);
+}
+
+// The same where the tokens below `position` are known to be settled.
+void Cache::settle_to(Sequence *sequence, int64_t position, int64_t first_new,
+                      std::vector<HashedBlock> *hashed_blocks) {
+  const int32_t block_size = layout_.block_size();
+  int64_t i = sequence->settled_length / block_size;
+  const int64_t end = position / block_size;
   sequence->settled_length = position;
-  if (!prefix_caching_) return;
-  for (int64_t i = first_full; i < position / block_size; ++i) {
-    const int32_t block = sequence->table[i];
-    // A fork that shares the block may have settled it already; its hash is the same.
-    if (blocks_.record(block).is_hashed) continue;
-    const Hash128 hash = hasher_.extend(parent_hash(*sequence, i), blocks_.tokens(block));
-    blocks_.set_hash(block, hash);
-    if (hashed_blocks != nullptr && (i + 1) * block_size > first_new) hashed_blocks->push_back({block, hash});
+  if (!prefix_caching_ || i >= end) return;
+  struct Hashed {
+    int32_t block, previous;
+    int64_t index;
+    Hash128 parent, hash;
+  };
+  constexpr int64_t kRun = 16;  // hashed together, so that what registering touches is loaded meanwhile
+  Hashed run[kRun];
+  int32_t previous = i == 0 ? kNoBlock : sequence->table[i - 1];
+  Hash128 parent = parent_hash(*sequence, i);
+  while (i < end) {
+    int64_t num_hashed = 0;
+    for (; i < end && num_hashed < kRun; ++i) {
+      const int32_t block = sequence->table[i];
+      const BlockRecord &record = blocks_.record(block);
+      Hash128 hash = record.hash;
+      // A fork that shares the block may have settled it already; its hash is the same.
+      if (!record.is_hashed) {
+        hash = hasher_.extend(parent, blocks_.tokens(block));
+        blocks_.prefetch_hash(hash);
+        run[num_hashed++] = {block, previous, i, parent, hash};
+      }
+      previous = block;
+      parent = hash;
+    }
+    for (const Hashed *hashed = run; hashed < run + num_hashed; ++hashed) {
+      blocks_.set_hash(hashed->block, hashed->parent, hashed->hash);
+      if (hashed->previous != kNoBlock) blocks_.set_child(hashed->previous, hashed->block);
+      if (hashed_blocks != nullptr && (hashed->index + 1) * block_size > first_new) {
+        hashed_blocks->push_back({hashed->block, hashed->hash});
+      }
+    }
   }
 }
 

@@ -9,7 +9,11 @@
 namespace pkv {
 namespace {
 
-Status check_step_tokens(const int64_t *tokens, int64_t num_tokens) {
+Status check_step_tokens(const int64_t *tokens, int64_t num_tokens, bool *out_are_known) {
+  int64_t signs = 0;
+  for (int64_t i = 0; i < num_tokens; ++i) signs |= tokens[i];
+  *out_are_known = signs >= 0;
+  if (signs >= 0) return PKV_OK;
   int64_t smallest = 0;
   for (int64_t i = 0; i < num_tokens; ++i) smallest = std::min(smallest, tokens[i]);
   if (smallest >= kUnknownToken) return PKV_OK;
@@ -30,6 +34,7 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
   step->serial = 0;
   step->items.resize(static_cast<size_t>(num_sequences));
   step->num_tokens = 0;
+  step->are_tokens_known = false;
   for (int64_t i = 0; i < num_sequences; ++i) {
     Sequence *sequence = nullptr;
     if (find(ids[i], &sequence) != PKV_OK) {
@@ -62,7 +67,9 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
                   step->num_tokens);
     }
     // More than the pool has slots are refused below, unread.
-    if (num_tokens <= num_blocks() * block_size) PKV_TRY(check_step_tokens(tokens, num_tokens));
+    if (num_tokens <= num_blocks() * block_size) {
+      PKV_TRY(check_step_tokens(tokens, num_tokens, &step->are_tokens_known));
+    }
   }
 
   // What it takes. scratch counts the holders that a block loses to copies planned before.
@@ -158,16 +165,6 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
     }
     const int32_t num_needed = static_cast<int32_t>(divide_up(new_length, block_size));
     while (sequence->num_blocks < num_needed) table[sequence->num_blocks++] = *next_new++;
-
-    for (int64_t position = item.old_length; position < new_length;) {
-      int64_t *row = blocks_.tokens(table[position / block_size]) + position % block_size;
-      const int64_t run = std::min<int64_t>(block_size - position % block_size, new_length - position);
-      for (int64_t i = 0; i < run; ++i) {
-        const int64_t token = tokens == nullptr ? kUnknownToken : *tokens++;
-        row[i] = step->registers || token < 0 ? token : disguise_draft(token);
-      }
-      position += run;
-    }
     sequence->length = new_length;
     sequence->stream = step->stream;
     if (item.count > 0) sequence->has_appended = true;
@@ -185,11 +182,43 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
                                      true};
     if (const Status status = backend_->copy_blocks(params, step->stream); status != PKV_OK) return mark_failed(status);
   }
-  // Blocks that were full before are no part of what discard takes back: K and V of their tokens are there.
-  for (StepItem &item : step->items) settle(item.sequence, item.old_length, &step->hashed_blocks);
+  for (const StepItem &item : step->items) {
+    write_tokens(item, tokens, step->registers);
+    if (tokens != nullptr) tokens += item.count;
+    // Blocks that were full before are no part of what discard takes back: K and V of their tokens are there.
+    if (step->are_tokens_known && step->registers && item.old_settled_length == item.old_length) {
+      settle_to(item.sequence, item.sequence->length, item.old_length, &step->hashed_blocks);
+    } else {
+      settle(item.sequence, item.old_length, &step->hashed_blocks);
+    }
+  }
   step->serial = serial_;
   publish();
   return PKV_OK;
+}
+
+// The new tokens of an item into the rows of its blocks. tokens: [item.count] or null.
+void Cache::write_tokens(const StepItem &item, const int64_t *tokens, bool registers) {
+  const int32_t block_size = layout_.block_size();
+  const int32_t *table = item.sequence->table.data();
+  const int64_t end = item.old_length + item.count;
+  const int64_t last_block = divide_up(end, block_size) - 1;
+  for (int64_t position = item.old_length; position < end;) {
+    const int64_t index = position / block_size, offset = position % block_size;
+    blocks_.prefetch_block(table[std::min(index + 8, last_block)]);
+    int64_t *row = blocks_.tokens(table[index]) + offset;
+    const int64_t run = std::min<int64_t>(block_size - offset, end - position);
+    if (tokens == nullptr) {
+      std::fill(row, row + run, kUnknownToken);
+    } else if (registers) {
+      std::memcpy(row, tokens, sizeof(int64_t) * static_cast<size_t>(run));
+    } else {
+      std::transform(tokens, tokens + run, row,
+                     [](int64_t token) { return token < 0 ? token : disguise_draft(token); });
+    }
+    if (tokens != nullptr) tokens += run;
+    position += run;
+  }
 }
 
 Status Cache::append(pkv_sequence id, const int64_t *tokens, int64_t count, pkv_stream stream) {
