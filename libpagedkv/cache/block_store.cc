@@ -5,6 +5,8 @@
 #include <cinttypes>
 #include <new>
 
+#include "base/tokens.h"
+
 namespace pkv {
 namespace {
 
@@ -57,18 +59,9 @@ void BlockStore::release(const int32_t *blocks, int64_t count) {
   free_to_pool(freed_.data(), num_freed);
 }
 
-bool BlockStore::equals_tokens(const int64_t *a, const int64_t *b) const {
-  const auto compare = [a, b](int32_t count) {
-    int64_t difference = 0;
-    for (int32_t i = 0; i < count; ++i) difference |= a[i] ^ b[i];
-    return difference == 0;
-  };
-  return block_size_ == 16 ? compare(16) : compare(block_size_);  // a constant count is unrolled
-}
-
 int32_t BlockStore::find(const Hash128 &hash, const int64_t *tokens) const {
   return index_.find(hash, [&](int32_t block) {
-    return records_[block].hash == hash && equals_tokens(this->tokens(block), tokens);
+    return records_[block].hash == hash && equals_tokens(this->tokens(block), tokens, block_size_);
   });
 }
 
@@ -77,21 +70,23 @@ int32_t BlockStore::guess_child(int32_t parent_block, const Hash128 &parent, con
   if (child == kNoBlock) return kNoBlock;
   const BlockRecord &record = records_[child];
   // A registered block is what it is by its parent and its tokens; so these two decide, whatever the hint is worth.
-  const bool is_it = record.is_registered && record.parent == parent && equals_tokens(this->tokens(child), tokens);
+  const bool is_it = record.is_registered && record.parent == parent &&
+                     equals_tokens(this->tokens(child), tokens, block_size_);
   return is_it ? child : kNoBlock;
 }
 
 void BlockStore::set_hash(int32_t block, const Hash128 &parent, const Hash128 &hash) {
   BlockRecord &record = records_[block];
   assert(!record.is_hashed && record.holders > 0);
-  const int32_t twin = find(hash, tokens(block));
+  const int32_t twin = index_.find_or_insert(hash, block, [&](int32_t other) {
+    return records_[other].hash == hash && equals_tokens(tokens(other), tokens(block), block_size_);
+  });
   record.hash = hash;
   record.parent = parent;
   record.is_hashed = true;
   record.child = kNoBlock;
   if (twin == kNoBlock) {
     record.is_registered = true;
-    index_.insert(hash, block);
     ++registrations_;
     return;
   }

@@ -104,7 +104,6 @@ class BlockStore {
   int64_t pop_cached(int64_t count, int32_t *out_blocks);
   void unregister(int32_t block);
   void free_to_pool(const int32_t *blocks, int64_t count);
-  bool equals_tokens(const int64_t *a, const int64_t *b) const;
 
   std::shared_ptr<Pool> pool_;
   const int32_t block_size_;

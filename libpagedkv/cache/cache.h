@@ -42,6 +42,8 @@ struct StepItem {
   int32_t copied_from;
 };
 
+constexpr int64_t kSettledRun = 16;  // blocks hashed together: what registering them touches is loaded meanwhile
+
 struct HashedBlock {
   int32_t block;
   Hash128 hash;
@@ -118,7 +120,8 @@ class Cache {
   void take_prefix(Sequence *sequence, int64_t num_blocks);
   void settle(Sequence *sequence, int64_t first_new, std::vector<HashedBlock> *hashed_blocks);
   void settle_to(Sequence *sequence, int64_t position, int64_t first_new, std::vector<HashedBlock> *hashed_blocks);
-  void write_tokens(const StepItem &item, const int64_t *tokens, bool registers);
+  void append_tokens(const StepItem &item, const int64_t *tokens, Step *step);
+  void write_tokens(Sequence *sequence, int64_t first, int64_t end, const int64_t *tokens, bool registers);
   void finish_call(Sequence *sequence);  // a change is done: serial numbers, statistics
   void publish();
 

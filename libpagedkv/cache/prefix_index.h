@@ -54,9 +54,22 @@ class PrefixIndex {
       ++lines_[i].num_passed;
       i = following(i);
     }
-    const int slot = __builtin_ctz(slots);
-    lines_[i].blocks[slot] = block;
-    lines_[i].tags[slot] = tag_of(hash);
+    fill(&lines_[i], __builtin_ctz(slots), hash, block);
+  }
+
+  // find(), and if nothing is found, insert().
+  template <class IsMatch>
+  int32_t find_or_insert(const Hash128 &hash, int32_t block, IsMatch is_match) {
+    Line &line = lines_[home(hash)];
+    if (line.num_passed == 0 && find_tag(line, tag_of(hash)) == 0) {
+      if (const uint32_t slots = find_tag(line, 0); slots != 0) {  // nearly always
+        fill(&line, __builtin_ctz(slots), hash, block);
+        return -1;
+      }
+    }
+    const int32_t found = find(hash, is_match);
+    if (found < 0) insert(hash, block);
+    return found;
   }
 
   // The block must be there.
@@ -105,6 +118,10 @@ class PrefixIndex {
   };
   static_assert(sizeof(Line) == 64, "a line is a cache line");
 
+  static void fill(Line *line, int slot, const Hash128 &hash, int32_t block) {
+    line->blocks[slot] = block;
+    line->tags[slot] = tag_of(hash);
+  }
   int64_t home(const Hash128 &hash) const {
     return static_cast<int64_t>((static_cast<uint128_t>(hash.low) * static_cast<uint64_t>(lines_.size())) >> 64);
   }

@@ -4,15 +4,14 @@
 #include <cstring>
 
 #include "base/checked.h"
+#include "base/tokens.h"
 #include "cache/cache.h"
 
 namespace pkv {
 namespace {
 
 Status check_known_tokens(const int64_t *tokens, int64_t num_tokens) {
-  int64_t signs = 0;
-  for (int64_t i = 0; i < num_tokens; ++i) signs |= tokens[i];
-  if (signs >= 0) return PKV_OK;
+  if (combine_signs(tokens, num_tokens) >= 0) return PKV_OK;
   int64_t i = 0;
   while (tokens[i] >= 0) ++i;
   return fail(PKV_INVALID_ARGUMENT, "tokens[%" PRId64 "] is %" PRId64 ", negative", i, tokens[i]);
@@ -312,41 +311,29 @@ void Cache::settle(Sequence *sequence, int64_t first_new, std::vector<HashedBloc
 void Cache::settle_to(Sequence *sequence, int64_t position, int64_t first_new,
                       std::vector<HashedBlock> *hashed_blocks) {
   const int32_t block_size = layout_.block_size();
-  int64_t i = sequence->settled_length / block_size;
-  const int64_t end = position / block_size;
+  const int64_t first = sequence->settled_length / block_size, end = position / block_size;
   sequence->settled_length = position;
-  if (!prefix_caching_ || i >= end) return;
-  struct Hashed {
-    int32_t block, previous;
-    int64_t index;
-    Hash128 parent, hash;
-  };
-  constexpr int64_t kRun = 16;  // hashed together, so that what registering touches is loaded meanwhile
-  Hashed run[kRun];
-  int32_t previous = i == 0 ? kNoBlock : sequence->table[i - 1];
-  Hash128 parent = parent_hash(*sequence, i);
-  while (i < end) {
-    int64_t num_hashed = 0;
-    for (; i < end && num_hashed < kRun; ++i) {
-      const int32_t block = sequence->table[i];
+  if (!prefix_caching_ || first >= end) return;
+  const int32_t *table = sequence->table.data();
+  Hash128 hashes[kSettledRun + 1];  // of a run of blocks, behind that of their parent
+  hashes[0] = parent_hash(*sequence, first);
+  for (int64_t i = first; i < end;) {
+    const int64_t run = std::min(end - i, kSettledRun);
+    for (int64_t j = 0; j < run; ++j) {
+      const int32_t block = table[i + j];
       const BlockRecord &record = blocks_.record(block);
-      Hash128 hash = record.hash;
       // A fork that shares the block may have settled it already; its hash is the same.
-      if (!record.is_hashed) {
-        hash = hasher_.extend(parent, blocks_.tokens(block));
-        blocks_.prefetch_hash(hash);
-        run[num_hashed++] = {block, previous, i, parent, hash};
-      }
-      previous = block;
-      parent = hash;
+      hashes[j + 1] = record.is_hashed ? record.hash : hasher_.extend(hashes[j], blocks_.tokens(block));
+      blocks_.prefetch_hash(hashes[j + 1]);
     }
-    for (const Hashed *hashed = run; hashed < run + num_hashed; ++hashed) {
-      blocks_.set_hash(hashed->block, hashed->parent, hashed->hash);
-      if (hashed->previous != kNoBlock) blocks_.set_child(hashed->previous, hashed->block);
-      if (hashed_blocks != nullptr && (hashed->index + 1) * block_size > first_new) {
-        hashed_blocks->push_back({hashed->block, hashed->hash});
-      }
+    for (int64_t j = 0; j < run; ++j, ++i) {
+      const int32_t block = table[i];
+      if (blocks_.record(block).is_hashed) continue;
+      blocks_.set_hash(block, hashes[j], hashes[j + 1]);
+      if (i > 0) blocks_.set_child(table[i - 1], block);
+      if (hashed_blocks != nullptr && (i + 1) * block_size > first_new) hashed_blocks->push_back({block, hashes[j + 1]});
     }
+    hashes[0] = hashes[run];
   }
 }
 

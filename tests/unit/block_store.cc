@@ -28,8 +28,8 @@ std::shared_ptr<Pool> make_pool(int64_t num_blocks) {
 // Contents 0 to 11: all share a line, some the tag too, and 10 and 11 the whole hash.
 constexpr int kNumContents = 12;
 Hash128 hash_of(int content) {
-  if (content >= 10) return {1, 5};
-  return {static_cast<uint64_t>(content % 3), static_cast<uint64_t>(content % 5)};
+  if (content >= 10) return {1, uint64_t{5} << 48};
+  return {static_cast<uint64_t>(content % 3), static_cast<uint64_t>(content % 5) << 48};
 }
 
 struct BlockModel {
