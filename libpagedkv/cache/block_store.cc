@@ -175,7 +175,7 @@ int64_t BlockStore::pop_cached(int64_t count, int32_t *out_blocks) {
     // Blocks released together mostly have ids in a row, so the list runs on in the same stride.
     if (num_popped > 0) {
       const int64_t stride = static_cast<int64_t>(block) - out_blocks[num_popped - 1];
-      prefetch_block(block + 8 * stride);
+      __builtin_prefetch(&records_[std::min(std::max<int64_t>(block + 16 * stride, 0), records_.size() - 1)], 1);
     }
     index_.prefetch(record.hash);
     record.previous = record.next = kNoBlock;

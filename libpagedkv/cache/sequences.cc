@@ -316,24 +316,29 @@ void Cache::settle_to(Sequence *sequence, int64_t position, int64_t first_new,
   if (!prefix_caching_ || first >= end) return;
   const int32_t *table = sequence->table.data();
   Hash128 hashes[kSettledRun + 1];  // of a run of blocks, behind that of their parent
-  hashes[0] = parent_hash(*sequence, first);
+  Hash128 hash = parent_hash(*sequence, first);
   for (int64_t i = first; i < end;) {
     const int64_t run = std::min(end - i, kSettledRun);
+    hashes[0] = hash;
     for (int64_t j = 0; j < run; ++j) {
       const int32_t block = table[i + j];
       const BlockRecord &record = blocks_.record(block);
       // A fork that shares the block may have settled it already; its hash is the same.
-      hashes[j + 1] = record.is_hashed ? record.hash : hasher_.extend(hashes[j], blocks_.tokens(block));
-      blocks_.prefetch_hash(hashes[j + 1]);
+      hash = record.is_hashed ? record.hash : hasher_.extend(hash, blocks_.tokens(block));
+      blocks_.prefetch_hash(hash);
+      hashes[j + 1] = hash;
     }
     for (int64_t j = 0; j < run; ++j, ++i) {
       const int32_t block = table[i];
       if (blocks_.record(block).is_hashed) continue;
       blocks_.set_hash(block, hashes[j], hashes[j + 1]);
       if (i > 0) blocks_.set_child(table[i - 1], block);
-      if (hashed_blocks != nullptr && (i + 1) * block_size > first_new) hashed_blocks->push_back({block, hashes[j + 1]});
+      if (hashed_blocks != nullptr && (i + 1) * block_size > first_new) {
+        HashedBlock &hashed = hashed_blocks->emplace_back();  // filled in place: a copy would wait for its parts
+        hashed.block = block;
+        hashed.hash = hashes[j + 1];
+      }
     }
-    hashes[0] = hashes[run];
   }
 }
 
