@@ -35,9 +35,18 @@ BlockHasher::BlockHasher(uint64_t seed, int32_t block_size, bool may_use_aes)
 
 bool BlockHasher::uses_aes() const { return digest_ == digest_by_aes; }
 
-Hash128 BlockHasher::root(uint64_t namespace_id) const {
-  // Injective in the namespace: an odd factor is invertible.
-  return {namespace_id * chain_key_[0] + chain_key_[1], (namespace_id ^ chain_key_[2]) * chain_key_[3]};
+Hash128 BlockHasher::root(uint64_t namespace_id, uint32_t epoch) const {
+  // Injective in the pair: odd factors are invertible.
+  return {namespace_id * chain_key_[0] + chain_key_[1], (epoch ^ chain_key_[2]) * chain_key_[3]};
+}
+
+Hash128 BlockHasher::branch(const Hash128 &parent, const Hash128 &root) const {
+  const auto multiply = [](uint64_t a, uint64_t b) { return static_cast<uint128_t>(a) * b; };
+  const uint64_t *chain = chain_key_;
+  return {fold(multiply(parent.low + chain[1], parent.high + chain[2]) +
+               multiply(root.low + chain[3], root.high + chain[4])),
+          fold(multiply(parent.low + chain[3], parent.high + chain[4]) +
+               multiply(root.low + chain[5], root.high + chain[0]))};
 }
 
 Hash128 BlockHasher::digest_by_nh(const uint64_t *key, const int64_t *tokens, int32_t count) {
