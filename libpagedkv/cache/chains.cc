@@ -63,7 +63,7 @@ void Cache::leave_records(const Sequence &sequence) {
   blocks_.eviction().release_level(sequence.level);
 }
 
-Hash128 Cache::chain_hash(const Chain &chain, int64_t block_index, const Hash128 &previous) const {
+Hash128 Cache::enter_scopes(const Chain &chain, int64_t block_index, const Hash128 &previous) const {
   Hash128 hash = block_index == 0 ? hasher_.root(chain.first.id, chain.first.epoch) : previous;
   for (const Scope &region : chain.regions) {
     if (region.first_block == block_index) hash = hasher_.branch(hash, hasher_.root(region.id, region.epoch));
