@@ -235,6 +235,41 @@ def test_the_laboratory_takes_a_recording(capsys, path):
     assert "not for a recording" in fail(capsys, "lab", path, "--hash-block-size", 4)
 
 
+def test_prefixes_namespaces_and_retention(capsys, path):
+    """Each of the calls about prefixes and namespaces, those that are refused too."""
+    with make_cache(12, eviction="slru") as cache:
+        cache.trace_start(path)
+        cache.set_quota(7, 6)
+        shared = list(range(8))
+        with cache.open(shared, namespace=7, salts=[(4, 9)], priority=2, tag=5) as sequence:
+            sequence.append([*shared, 1])
+            sequence.retain(0, 4, priority=3)
+        assert cache.touch([*shared, 2], namespace=7, salts=[(4, 9)]) == 8
+        pin = cache.pin(shared, namespace=7, salts=[(4, 9)])
+        with pytest.raises(pagedkv.NotFoundError):
+            cache.pin([5, 5, 5, 5, 5])
+        with pytest.raises(pagedkv.NeverFitsError):
+            with cache.open([], namespace=7) as sequence:
+                sequence.append([1] * 40)
+        again = cache.open([*shared, 3], namespace=7, salts=[(4, 9)])
+        assert again.num_cached_tokens == 8
+        pin.unpin()
+        again.close()
+        assert cache.invalidate(9) == 1
+        cache.set_quota(7, 0)
+        cache.pin(shared[:4], namespace=7)
+        cache.reset()
+        cache.trace_stop()
+    found = [(record.name, record.status) for record in Recording(path)]
+    for call in ("touch", "pin", "unpin", "invalidate", "set_quota", "set_retention"):
+        assert (call, 0) in found
+    assert ("pin", 2) in found and ("append", 5) in found
+    result = replay(capsys, path)
+    assert result["verified"] is True and result["eviction"] == "slru"
+    assert replay(capsys, path, "--eviction", "fifo")["verified"] is None
+    assert replay(capsys, path, "--num-blocks", 100)["diverged_calls"] == 0
+
+
 def test_options_of_request_traces_are_refused(capsys, path):
     record_random_calls(path, 0, 5)
     for option in (["--limit", 3], ["--no-output"], ["--attend"], ["--block-size", 8], ["--concurrency", 2]):

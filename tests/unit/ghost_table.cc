@@ -15,7 +15,7 @@ TEST_CASE("GhostTable: remembers exactly the last evictions") {
     std::deque<int> model;  // -1: forgotten since
     std::mt19937 generator(static_cast<unsigned>(capacity));
     // Few different hashes, and in few buckets.
-    const auto make_hash = [](int i) { return Hash128{static_cast<uint64_t>(i % 5) << 32 | static_cast<uint64_t>(i), 1}; };
+    const auto make_hash = [](int i) { return Hash128{1, static_cast<uint64_t>(i % 5) << 32 | static_cast<uint64_t>(i)}; };
     for (int round = 0; round < 5000; ++round) {
       const int i = static_cast<int>(generator() % (2 * static_cast<unsigned>(capacity) + 5));
       const auto found = std::find(model.rbegin(), model.rend(), i);
