@@ -50,7 +50,8 @@ pkv_status pkv_sequence_fork(pkv_cache *cache, pkv_sequence sequence, int64_t le
 pkv_status pkv_sequence_reserve(pkv_cache *cache, pkv_sequence sequence, int64_t num_tokens) {
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
-    return traced(*cache->cache, TraceCall::kReserve, cache->cache->reserve(sequence, num_tokens), sequence, num_tokens);
+    return traced(*cache->cache, TraceCall::kReserve, cache->cache->reserve(sequence, num_tokens), sequence,
+                  num_tokens);
   });
 }
 

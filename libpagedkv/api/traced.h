@@ -1,7 +1,7 @@
 // The hook of the recorder: an ABI function that changes a cache ends in
 //   return traced(*cache->cache, TraceCall::kTruncate, cache->cache->truncate(sequence, length), sequence, length);
-// The fields stand in the order of docs/trace-formats.md; they are read after the call, and only while calls are recorded.
-// A call whose arguments cannot be read (a NULL, an unknown struct) never gets here and is not recorded.
+// The fields stand in the order of docs/trace-formats.md; they are read after the call, and only while calls are
+// recorded. A call whose arguments cannot be read (a NULL, an unknown struct) never gets here and is not recorded.
 #pragma once
 
 #include <string>
@@ -35,6 +35,12 @@ inline void put_field(TraceRecorder &trace, Status, const pkv_open_options &opti
     trace.put_signed(options.regions[i].start);
     trace.put_unsigned(options.regions[i].namespace_id);
   }
+}
+
+// -1 for NULL.
+inline void put_field(TraceRecorder &trace, Status status, const TraceArray<pkv_open_options> &options) {
+  trace.put_signed(options.data == nullptr ? -1 : options.count);
+  for (int64_t i = 0; options.data != nullptr && i < options.count; ++i) put_field(trace, status, options.data[i]);
 }
 
 template <class... Fields>

@@ -1,8 +1,8 @@
 // A recording of the calls that change a cache, written to a file as they are made (docs/trace-formats.md).
 //
-// Numbers go through a buffer that is taken at the start, so that recording a call allocates nothing. When the file cannot
-// be written on, recording ends by itself; no call is affected. One mutating thread, the cache's; is_recording() and
-// take_failure() from any.
+// Numbers go through a buffer that is taken at the start, so that recording a call allocates nothing. When the file
+// cannot be written on, recording ends by itself; no call is affected. One mutating thread, the cache's; is_recording()
+// and take_failure() from any.
 #pragma once
 
 #include <atomic>
@@ -116,7 +116,9 @@ class TraceRecorder {
 
   void begin(TraceCall call, Status status);
   void put_unsigned(uint64_t value);
-  void put_signed(int64_t value) { put_unsigned((static_cast<uint64_t>(value) << 1) ^ static_cast<uint64_t>(value >> 63)); }
+  void put_signed(int64_t value) {
+    put_unsigned((static_cast<uint64_t>(value) << 1) ^ static_cast<uint64_t>(value >> 63));
+  }
   void put_double(double value);
   void put_text(const char *text);  // up to some KiB
   // is_refused: arguments that nobody will need may be left out.

@@ -74,6 +74,14 @@ def test_namespaces_share_nothing():
     assert lab.find_accesses(trace, 1).num_blocks == 6
 
 
+def test_a_region_begins_with_the_block_it_starts_in():
+    trace = make_trace([[1] * 8] * 3)
+    trace.requests[1].regions = ((3, 7),)
+    trace.requests[2].regions = ((3, 7), (6, 8))
+    accesses = lab.find_accesses(trace, 2)
+    assert accesses.blocks.reshape(3, 4).tolist() == [[0, 1, 2, 3], [0, 4, 5, 6], [0, 4, 5, 7]]
+
+
 def test_lengths_alone_share_nothing():
     trace = Trace("made", "measured", [Request(40, 1), Request(32, 1), Request(3, 1)])
     accesses = lab.find_accesses(trace)

@@ -106,7 +106,8 @@ def _add_replay(commands):
         "recording of calls (cache.trace_start) is made again call by call, and each must have the recorded outcome; "
         "with another --num-blocks or --eviction there is nothing to compare.",
         epilog="Traces: Mooncake and Qwen-Bailian hash_ids JSON lines, ShareGPT token-id JSON lines, Azure CSV, CSV of "
-        "prompt and output lengths; plain or gzip; recordings of calls. The format is found by looking at the beginning.")
+        "prompt and output lengths; plain or gzip; recordings of calls. The format is found by looking at the first "
+        "line.")
     source = parser.add_argument_group("requests")
     source.add_argument("trace", metavar="TRACE", nargs="?", help="trace file; without it, the built-in workload")
     source.add_argument("--workload", choices=["chat"], help="built-in workload: multi-turn chat under shared system "
@@ -167,8 +168,8 @@ def _add_lab(commands):
                         "stands for; 16 where there are none)")
     parser.add_argument("--policies", type=_policies, default=_POLICIES, metavar="NAME,...", help="default: " +
                         ",".join(_POLICIES))
-    parser.add_argument("--sizes", type=_sizes, metavar="N,...", help="blocks of the pools (default: up to 8 sizes, each "
-                        "twice the one before; the last one never evicts)")
+    parser.add_argument("--sizes", type=_sizes, metavar="N,...", help="blocks of the pools (default: up to 8 sizes, "
+                        "each twice the one before; the last one never evicts)")
     parser.add_argument("--plot", metavar="FILE", help="draw the curves (.svg, .png; needs the extra \"plot\")")
     _add_json(parser)
     parser.set_defaults(run=_run_lab)

@@ -1,16 +1,16 @@
 """The policy laboratory: hits of every eviction policy, and of the best one there could be, against the pool's size.
 
-Requests come one at a time: a prompt takes its hit, stores the rest and is released before the next one comes. What is
-written about a policy is what the library did. To keep it small, a block of N tokens is stood for by one token of caches
-whose blocks hold one: blocks with equal tokens and equal predecessors get the same number, and the started last block of
-a prompt is appended as a token that is not known, so that it is held like any other and never found. Such a cache hits,
-holds and evicts exactly the blocks that one with blocks of N tokens does.
+Requests come one at a time: a prompt takes its hit, stores the rest and is released before the next one comes. What
+is written about a policy is what the library did. To keep it small, a block of N tokens is stood for by one token of
+caches whose blocks hold one: blocks with equal tokens and equal predecessors get the same number, and the started last
+block of a prompt is appended as a token that is not known, so that it is held like any other and never found. Such a
+cache hits, holds and evicts exactly the blocks that one with blocks of N tokens does.
 
-The optimum is Belady's: knowing the future, keep the blocks that are needed again soonest. A hit needs the whole prefix,
-which costs the optimum nothing: a block is never needed before its predecessor is, so among blocks that are needed again
-in the same request the later in the prompt go first, and what is kept always is a set of whole prefixes. Pools are the
-same in all else: while a request runs all of its blocks are held, one that is larger than the pool is not run, and of a
-prompt one token is always left to compute.
+The optimum is Belady's: knowing the future, keep the blocks that are needed again soonest. A hit needs the whole
+prefix, which costs the optimum nothing: a block is never needed before its predecessor is, so among blocks that are
+needed again in the same request the later in the prompt go first, and what is kept always is a set of whole prefixes.
+Pools are the same in all else: while a request runs all of its blocks are held, one that is larger than the pool is
+not run, and of a prompt one token is always left to compute.
 """
 
 import heapq
@@ -65,16 +65,17 @@ class Curve:
 def find_accesses(trace, block_size=None):
     """Numbers the blocks of a trace's prompts. block_size: tokens; None is what a hash id stands for, else 16."""
     block_size = block_size or trace.hash_block_size or PLAIN_BLOCK
-    numbers = {}  # (number of the predecessor, content) -> number
+    numbers = {}  # (number of the predecessor, namespace, content) -> number
     num_unique = 0  # blocks of requests that tell nothing about their tokens; their numbers are negative for now
     flat, counts = [], []
     for index, request in enumerate(trace.requests):
         num_full = request.prompt_length // block_size
         contents = _find_contents(trace, index, block_size, num_full)
-        parent = -1 - request.namespace
+        namespaces = _find_namespaces(request, block_size, len(contents))
+        parent = None
         blocks = []
-        for content in contents:
-            parent = numbers.setdefault((parent, content), len(numbers))
+        for content, namespace in zip(contents, namespaces):
+            parent = numbers.setdefault((parent, namespace, content), len(numbers))
             blocks.append(parent)
         for _ in range(num_full - len(blocks)):
             num_unique += 1
@@ -86,6 +87,15 @@ def find_accesses(trace, block_size=None):
     priorities = np.array([request.priority for request in trace.requests], dtype=np.int64)
     return Accesses(block_size, blocks, np.concatenate(([0], np.cumsum(counts))).astype(np.int64), trace.prompt_lengths,
                     priorities, len(numbers) + num_unique)
+
+
+def _find_namespaces(request, block_size, count):
+    """That of each of the first blocks; the block that a region starts in belongs to it as a whole."""
+    namespaces = [request.namespace] * count
+    for start, namespace in request.regions:
+        first = start // block_size
+        namespaces[first:] = [namespace] * len(namespaces[first:])
+    return namespaces
 
 
 def _find_contents(trace, index, block_size, num_full):
@@ -131,7 +141,8 @@ def run_policy(accesses, policy, sizes, advance=None):
     finally:
         for cache in caches:
             cache.close()
-    return Curve([entry["hit_tokens"] * accesses.block_size for entry in stats], [entry["evictions"] for entry in stats])
+    hit_tokens = [entry["hit_tokens"] * accesses.block_size for entry in stats]
+    return Curve(hit_tokens, [entry["evictions"] for entry in stats])
 
 
 def make_layout():

@@ -90,7 +90,10 @@ def format_lab(result):
         rows.append((f"{size:,}", f"{size * result['block_size']:,}", *(f"{100 * curve[i]:.2f} %" for curve in curves),
                      f"{rejected:,} requests" if rejected else ""))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
-    lines = ["  " + "  ".join([*(text.rjust(width) for text, width in zip(row, widths)), row[-1]]).rstrip() for row in rows]
+    lines = []
+    for row in rows:
+        numbers = [text.rjust(width) for text, width in zip(row, widths)]
+        lines.append("  " + "  ".join([*numbers, row[-1]]).rstrip())
     return "\n".join([
         f"{result['trace']} ({result['format']}): {result['requests']:,} requests, {result['prompt_tokens']:,} prompt "
         f"tokens, {result['different_blocks']:,} different blocks of {result['block_size']} tokens",

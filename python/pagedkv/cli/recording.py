@@ -54,16 +54,16 @@ CALLS = {
 }
 
 # What a checkpoint counts; from queried_tokens on since the beginning of the recording.
-COUNTS = ("uncached_blocks", "cached_blocks", "held_blocks", "num_sequences", "num_pins", "queried_tokens", "hit_tokens",
-          "appended_tokens", "evictions", "copies")
+COUNTS = ("uncached_blocks", "cached_blocks", "held_blocks", "num_sequences", "num_pins", "queried_tokens",
+          "hit_tokens", "appended_tokens", "evictions", "copies")
 
 OPTIONS = ("block_size", "num_layers", "num_kv_heads", "head_dim", "v_head_dim", "dtype", "order", "kv_scales",
-           "num_blocks", "prefix_caching", "eviction", "window", "sinks", "partial_reuse", "low_water", "event_capacity",
-           "has_rope", "rotary_dim", "interleaved")
+           "num_blocks", "prefix_caching", "eviction", "window", "sinks", "partial_reuse", "low_water",
+           "event_capacity", "has_rope", "rotary_dim", "interleaved")
 
 # Arrays of a call that are of one length, by their places among the fields.
-EQUAL_LENGTHS = {"open_many": [1], "fork_many": [0, 1], "commit_many": [0, 1], "truncate_many": [0, 1], "reorder": [0, 1],
-                 "accept": [0, 1, 2], "prepare": [1, 2]}
+EQUAL_LENGTHS = {"open_many": [1], "fork_many": [0, 1], "commit_many": [0, 1], "truncate_many": [0, 1],
+                 "reorder": [0, 1], "accept": [0, 1, 2], "prepare": [1, 2]}
 
 NO_VALUES, LEFT_OUT = 0, 255
 NUM_STATUSES = 10
@@ -113,8 +113,8 @@ def is_recording(path):
 
 
 class Recording:
-    """A file: `options` by name, `rope_base`, `device`, and its records by iterating. is_complete, size and position tell
-    how far that has come."""
+    """A file: `options` by name, `rope_base`, `device`, and its records by iterating. is_complete, size and position
+    tell how far that has come."""
 
     def __init__(self, path):
         self.path = str(path)
@@ -269,6 +269,8 @@ def _make_request(path, record, prompt, options):
     prompt = np.zeros(0, dtype=np.int64) if prompt is None else prompt
     if len(prompt) > MAX_LENGTH:
         raise RecordingError(path, record.offset, f"a prompt of {len(prompt)} tokens")
-    namespace, priority = (options.namespace, options.priority) if options else (0, 0)
-    return Request(len(prompt), 0, prompt=prompt, output=np.zeros(0, dtype=np.int64), namespace=namespace,
-                   priority=priority)
+    request = Request(len(prompt), 0, prompt=prompt, output=np.zeros(0, dtype=np.int64))
+    if options is not None:
+        request.namespace, request.regions = options.namespace, tuple(options.regions)
+        request.priority = options.priority
+    return request

@@ -214,18 +214,18 @@ class RawCache:
         return self._on_sequence("sequence_shift", sequence, (SIGNED, SIGNED, POINTER), start, count, None)
 
     def _call_set_retention(self, sequence, start, end, priority, ttl_ms):
-        return self._on_sequence("sequence_set_retention", sequence, (SIGNED, SIGNED, ctypes.c_int32, SIGNED), start, end,
-                                 priority, ttl_ms)
+        return self._on_sequence("sequence_set_retention", sequence, (SIGNED, SIGNED, ctypes.c_int32, SIGNED), start,
+                                 end, priority, ttl_ms)
 
     def _call_open_many(self, tokens, counts, options):
         count = counts.count
         ids, cached = np.zeros(max(count, 1), dtype=np.uint64), np.zeros(max(count, 1), dtype=np.int64)
         made = [_make_open_options(entry) for entry in options or []]
         structs = (OpenOptionsStruct * max(len(made), 1))(*(struct for struct, _ in made))
-        status = self._run(
-            "sequences_open", (POINTER, POINTER, SIGNED, POINTER, SIGNED, POINTER, POINTER, POINTER), self._cache,
-            self._pointer(tokens), tokens.count, self._pointer(counts), count,
-            None if options is None else ctypes.addressof(structs), *(x.__array_interface__["data"][0] for x in (ids, cached)))
+        out = [array.__array_interface__["data"][0] for array in (ids, cached)]
+        status = self._run("sequences_open", (POINTER, POINTER, SIGNED, POINTER, SIGNED, POINTER, POINTER, POINTER),
+                           self._cache, self._pointer(tokens), tokens.count, self._pointer(counts), count,
+                           None if options is None else ctypes.addressof(structs), *out)
         return status, [ids[: max(count, 0)], cached[: max(count, 0)]]
 
     def _call_fork_many(self, sequences, lengths):
@@ -281,8 +281,8 @@ class RawCache:
         return self._batches[number]
 
     def _call_prepare(self, number, sequences, counts, tokens, registers, pad_sequences, pad_tokens, max_query_len):
-        options = PrepareOptions(register_blocks=1 if registers else 2, pad_sequences=pad_sequences, pad_tokens=pad_tokens,
-                                 max_query_len=max_query_len)
+        options = PrepareOptions(register_blocks=1 if registers else 2, pad_sequences=pad_sequences,
+                                 pad_tokens=pad_tokens, max_query_len=max_query_len)
         return self._run("batch_prepare", (POINTER, POINTER, POINTER, SIGNED, POINTER, SIGNED, POINTER),
                          self._get_batch(number), self._pointer(sequences), self._pointer(counts), sequences.count,
                          self._pointer(tokens), tokens.count, *self._out(options)), []

@@ -1,11 +1,11 @@
 """`pagedkv replay` of a recording: every call again, and whether it did what it did then.
 
-Without overrides each call must have the recorded outcome: its status, what it found and took, and at the checkpoints the
-counts of blocks and tokens. The first call that differs is shown; the exit status is then 1.
+Without overrides each call must have the recorded outcome: its status, what it found and took, and at the checkpoints
+the counts of blocks and tokens. The first call that differs is shown; the exit status is then 1.
 
-With another pool or policy, hits and shortages differ and there is nothing to compare. The calls that succeeded are made
-again, adapted: the first append of a sequence is for what its own hit has left, and a sequence that does not fit is
-closed and counted, and its later calls are left out.
+With another pool or policy, hits and shortages differ and there is nothing to compare. The calls that succeeded are
+made again, adapted: the first append of a sequence is for what its own hit has left, and a sequence that does not fit
+is closed and counted, and its later calls are left out.
 """
 
 import time
@@ -17,8 +17,8 @@ from pagedkv.cli.progress import make_progress
 from pagedkv.cli.recording import COUNTS, Numbers, Recording, RecordingError
 from pagedkv.cli.recording_abi import NEVER_FITS, OK, OUT_OF_BLOCKS, RawCache
 
-STATUSES = ("OK", "INVALID_ARGUMENT", "NOT_FOUND", "OUT_OF_MEMORY", "OUT_OF_BLOCKS", "NEVER_FITS", "BUSY", "UNSUPPORTED",
-            "DEVICE_ERROR", "INTERNAL")
+STATUSES = ("OK", "INVALID_ARGUMENT", "NOT_FOUND", "OUT_OF_MEMORY", "OUT_OF_BLOCKS", "NEVER_FITS", "BUSY",
+            "UNSUPPORTED", "DEVICE_ERROR", "INTERNAL")
 EVICTIONS = ("lru", "lfu", "priority", "fifo", "slru", "s3fifo")
 # Refused by the machine of then, not by the cache: not made again.
 MACHINE_FAILURES = (3, 8, 9)
@@ -336,7 +336,8 @@ def format_recording(result):
         verdict = f"DIFFERENT: {result['first_difference']}"
     lines = [
         f"{result['trace']} (recording by version {result['library_version']}), {result['device']}: blocks of "
-        f"{result['block_size']} tokens, {result['eviction']}" + ("" if result["prefix_caching"] else ", no prefix caching"),
+        f"{result['block_size']} tokens, {result['eviction']}" +
+        ("" if result["prefix_caching"] else ", no prefix caching"),
         "",
         *report.format_rows(rows, 1),
         "",

@@ -71,7 +71,8 @@ def format_replay(result):
     if "attend" in result:
         attend = result["attend"]
         verdict = "correct" if attend["is_correct"] else f"WRONG, tolerance {attend['tolerance']:g}"
-        counts.append(("attend error", f"{attend['max_error']:.2g}", f"{format_count(attend['checked'])} rows: {verdict}"))
+        rows = f"{format_count(attend['checked'])} rows: {verdict}"
+        counts.append(("attend error", f"{attend['max_error']:.2g}", rows))
     is_limited = paged["max_concurrency"] == result["concurrency"]
     comparison = [
         ("", "paged", "contiguous"),
@@ -89,8 +90,8 @@ def format_replay(result):
         "",
         *format_rows(counts, 1),
         "",
-        f"On the same memory, {format_count(pool_tokens)} tokens ({format_bytes(pool_bytes)}), beside contiguous reservation "
-        f"of {format_count(contiguous['max_length'])} tokens a request:",
+        f"On the same memory, {format_count(pool_tokens)} tokens ({format_bytes(pool_bytes)}), beside contiguous "
+        f"reservation of {format_count(contiguous['max_length'])} tokens a request:",
         "",
         *format_rows(comparison, 2),
     ])

@@ -49,6 +49,7 @@ class Request:
     prompt: np.ndarray | None = None
     output: np.ndarray | None = None
     namespace: int = 0
+    regions: tuple = ()  # of (start, namespace), as pkv_open_options has them
     priority: int = 0
 
 
