@@ -29,7 +29,9 @@ Cache::Cache(Backend *backend, const CacheOptions &options, std::shared_ptr<Pool
       prefix_caching_(options.prefix_caching),
       pool_(pool),
       hasher_(options.hash_seed, options.layout.block_size()),
-      blocks_(std::move(pool), options.layout.block_size(), options.prefix_caching) {
+      blocks_(std::move(pool), options.layout.block_size(), options.prefix_caching),
+      parents_(options.prefix_caching ? static_cast<size_t>(blocks_.num_blocks()) : 0),
+      block_namespaces_(parents_.size()) {
   publish();
 }
 

@@ -4,7 +4,7 @@
 // it takes before the first change. One mutating thread at a time; get_stats() from any thread.
 //
 // cache.cc: creation, counts, eviction, victims. sequences.cc: the life of a sequence. step.cc: appending.
-// audit.cc: check and explain.
+// snapshot_save.cc, snapshot_load.cc: snapshots. audit.cc: check and explain.
 #pragma once
 
 #include <memory>
@@ -20,6 +20,19 @@
 #include "pool/pool.h"
 
 namespace pkv {
+
+// A block of a prefix tree that is loaded.
+struct TreeBlock {
+  int64_t node;    // its row among the tokens
+  int64_t parent;  // in the tree; -1 for a first block
+  Hash128 hash, parent_hash;  // the latter zero for a first block
+  uint64_t namespace_id;
+  int64_t source, depth, start;  // as in ReblockedNode
+  int32_t block;  // where it is registered already, or kNoBlock
+};
+
+struct Snapshot;
+class SnapshotSink;
 
 struct CacheOptions {
   Layout layout;
@@ -85,6 +98,13 @@ class Cache {
                    int64_t num_tokens, Step *step);
   Status apply_step(const int64_t *tokens, Step *step);
   Status discard_step(Step *step);
+  // Snapshots. stream: PKV_STREAM_OF_SEQUENCE for save_sequence only. options: null for what was saved.
+  Status save_sequence(pkv_sequence id, const pkv_snapshot_io &io, pkv_stream stream);
+  Status load_sequence(const pkv_snapshot_io &io, const pkv_open_options *options, pkv_stream stream,
+                       pkv_sequence *out);
+  Status save_prefixes(const pkv_snapshot_io &io, pkv_stream stream);
+  Status load_prefixes(const pkv_snapshot_io &io, pkv_stream stream, int64_t *out_num_blocks);
+
   // The cache is unusable from now on; returns status.
   Status mark_failed(Status status);
 
@@ -116,6 +136,14 @@ class Cache {
   void match_prefix(const Sequence &sequence, const int64_t *tokens, int64_t num_tokens, int64_t *out_num_blocks);
   void take_prefix(Sequence *sequence, int64_t num_blocks);
   void settle(Sequence *sequence, int64_t first_new, std::vector<HashedBlock> *hashed_blocks);
+  Status check_snapshot_stream(pkv_stream stream) const;
+  Status read_scales(std::vector<float> *out) const;
+  Status check_scales(const Snapshot &snapshot) const;
+  void collect_tree(std::vector<int32_t> *out_blocks, Snapshot *out) const;
+  Status write_blocks(const Snapshot &snapshot, const int32_t *blocks, pkv_stream stream, SnapshotSink *sink);
+  void plan_tree(const Snapshot &snapshot, std::vector<TreeBlock> *out, std::vector<int64_t> *out_tokens) const;
+  Status upload_block(int32_t block, const std::vector<char> &bytes);
+  Status check_room(int64_t num_total, int64_t num_needed, int64_t num_protected);
   void finish_call(Sequence *sequence);  // a change is done: serial numbers, statistics
   void publish();
 
@@ -125,6 +153,8 @@ class Cache {
   const std::shared_ptr<Pool> pool_;
   const BlockHasher hasher_;
   BlockStore blocks_;
+  std::vector<Hash128> parents_;  // [num_blocks] of a hashed block: its parent's hash; zero for a first one
+  std::vector<uint64_t> block_namespaces_;  // [num_blocks]
   DeviceMemory scales_;  // float32 [num_layers, K | V, num_kv_heads]
   bool is_failed_ = false;
 

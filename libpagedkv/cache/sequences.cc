@@ -305,6 +305,8 @@ void Cache::settle(Sequence *sequence, int64_t first_new, std::vector<HashedBloc
     if (blocks_.record(block).is_hashed) continue;
     const Hash128 hash = hasher_.extend(parent_hash(*sequence, i), blocks_.tokens(block));
     blocks_.set_hash(block, hash);
+    parents_[block] = i == 0 ? Hash128() : parent_hash(*sequence, i);
+    block_namespaces_[block] = sequence->namespace_id;
     if (hashed_blocks != nullptr && (i + 1) * block_size > first_new) hashed_blocks->push_back({block, hash});
   }
 }

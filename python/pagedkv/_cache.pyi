@@ -9,6 +9,7 @@ from pagedkv._attention import Rope
 from pagedkv._batch import Batch
 from pagedkv._layout import Layout
 from pagedkv._sequence import Sequence
+from pagedkv._snapshot import Source, Target
 from pagedkv._tensors import ArrayLike
 
 Eviction = Literal["lru", "lfu", "priority", "fifo", "slru", "s3fifo"]
@@ -32,6 +33,16 @@ class Cache:
     def zero_uncached(self, stream: Stream = 0) -> int: ...
     def victims(self, n: int) -> list[Sequence]: ...
     def reset(self) -> None: ...
+    def load_sequence(
+        self,
+        file: Source,
+        namespace: int | None = None,
+        priority: int | None = None,
+        tag: int | None = None,
+        stream: Stream = 0,
+    ) -> Sequence: ...
+    def save(self, file: Target, stream: Stream = 0) -> None: ...
+    def load(self, file: Source, stream: Stream = 0) -> int: ...
     def batch(
         self,
         max_sequences: int,

@@ -23,6 +23,7 @@ from pagedkv._dlpack cimport DL_UINT, find_device, make_capsule, make_lease
 from pagedkv._errors import BusyError, InvalidArgumentError
 from pagedkv._errors cimport check
 from pagedkv._pool cimport export_blocks
+from pagedkv._snapshot cimport load_prefixes, load_sequence, save_prefixes
 from pagedkv.abi cimport (
     PKV_EVICTION_FIFO, PKV_EVICTION_LFU, PKV_EVICTION_LRU, PKV_EVICTION_PRIORITY, PKV_EVICTION_S3FIFO,
     PKV_EVICTION_SLRU, PKV_OFF, PKV_ON, PKV_STREAM_OF_SEQUENCE, pkv_cache_block_ptr, pkv_cache_check, pkv_cache_create,
@@ -259,6 +260,29 @@ hash_seed=0)\n--\n\nToken sequences over blocks of one device, with a prefix cac
         """Forgets every cached block. BusyError while sequences are open."""
         self.enter()
         check(pkv_cache_reset(self._cache))
+
+    # ---- Snapshots
+
+    def load_sequence(self, file, namespace=None, priority=None, tag=None, stream=0):
+        """Opens a sequence with what Sequence.save() wrote to a path or a binary file; its cached prefix is taken instead.
+
+        namespace, priority, tag: None for what was saved. Saved regions belong to the saved namespace."""
+        cdef pkv_stream handle = NULL
+        as_stream(stream, &handle)
+        return load_sequence(self, file, namespace, priority, tag, handle)
+
+    def save(self, file, stream=0):
+        """Saves everything that can be hit, held or cached, to a path or a binary file. stream: that of the steps, which is
+        waited for."""
+        cdef pkv_stream handle = NULL
+        as_stream(stream, &handle)
+        save_prefixes(self, file, handle)
+
+    def load(self, file, stream=0):
+        """Adds what save() wrote to the prefix cache: how many blocks were added. What is cached already stays."""
+        cdef pkv_stream handle = NULL
+        as_stream(stream, &handle)
+        return load_prefixes(self, file, handle)
 
     # ---- Batches and kernels
 
