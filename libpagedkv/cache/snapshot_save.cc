@@ -1,6 +1,5 @@
 // Saving: a sequence, or the tree of all that can be hit.
-#include <unordered_map>
-
+#include <algorithm>
 #include <cinttypes>
 
 #include "cache/cache.h"
@@ -8,13 +7,6 @@
 #include "cache/snapshot_rows.h"
 
 namespace pkv {
-namespace {
-
-struct HashKey {
-  size_t operator()(const Hash128 &hash) const { return static_cast<size_t>(hash.low); }
-};
-
-}  // namespace
 
 Status Cache::check_snapshot_stream(pkv_stream stream) const {
   if (stream == PKV_STREAM_OF_SEQUENCE) {
@@ -54,7 +46,8 @@ Status Cache::save_sequence(pkv_sequence id, const pkv_snapshot_io &io, pkv_stre
   Snapshot snapshot;
   snapshot.kind = kSnapshotSequence;
   snapshot.block_size = block_size;
-  snapshot.namespace_id = sequence->namespace_id;
+  snapshot.namespace_id = sequence->chain.first.id;
+  for (const Scope &region : sequence->chain.regions) snapshot.regions.push_back({region.start, region.id});
   snapshot.tag = sequence->tag;
   snapshot.priority = sequence->priority;
   snapshot.length = sequence->length;
@@ -78,52 +71,22 @@ Status Cache::save_sequence(pkv_sequence id, const pkv_snapshot_io &io, pkv_stre
   return write_blocks(snapshot, sequence->table.data(), stream, &sink);
 }
 
-// The registered blocks whose parents are registered up to a first one, each behind its parent.
-void Cache::collect_tree(std::vector<int32_t> *out_blocks, Snapshot *out) const {
-  if (!prefix_caching_) return;
-  const size_t count = static_cast<size_t>(num_blocks());
-  std::unordered_map<Hash128, int32_t, HashKey> by_hash;
-  for (int32_t block = 0; block < num_blocks(); ++block) {
-    if (blocks_.record(block).is_registered) by_hash.emplace(blocks_.record(block).hash, block);
-  }
-  // Children as linked lists; those of no parent are the first blocks.
-  int32_t first_block = kNoBlock;
-  std::vector<int32_t> first_child(count, kNoBlock), next_sibling(count, kNoBlock);
-  for (int32_t block = static_cast<int32_t>(num_blocks()) - 1; block >= 0; --block) {
-    if (!blocks_.record(block).is_registered) continue;
-    int32_t *list = &first_block;
-    if (parents_[block] != Hash128()) {
-      const auto parent = by_hash.find(parents_[block]);
-      if (parent == by_hash.end()) continue;  // evicted before its child, which cannot be hit now
-      list = &first_child[parent->second];
-    }
-    next_sibling[block] = *list;
-    *list = block;
-  }
-  std::vector<std::pair<int32_t, int64_t>> lists = {{first_block, -1}};  // (next of a list, place of the parent)
-  while (!lists.empty()) {
-    const auto [block, parent] = lists.back();
-    if (block == kNoBlock) {
-      lists.pop_back();
-      continue;
-    }
-    lists.back().first = next_sibling[block];
-    out_blocks->push_back(block);
-    out->parents.push_back(parent);
-    out->namespaces.push_back(block_namespaces_[block]);
-    out->tokens.insert(out->tokens.end(), blocks_.tokens(block), blocks_.tokens(block) + layout_.block_size());
-    lists.push_back({first_child[block], out->num_blocks() - 1});
-  }
-}
-
 Status Cache::save_prefixes(const pkv_snapshot_io &io, pkv_stream stream) {
   PKV_TRY(check_usable());
   PKV_TRY(check_snapshot_stream(stream));
   Snapshot snapshot;
   snapshot.kind = kSnapshotPrefix;
   snapshot.block_size = layout_.block_size();
+  std::vector<TreeEntry> tree;
+  collect_tree(kNoNamespace, &tree);
   std::vector<int32_t> blocks;
-  collect_tree(&blocks, &snapshot);
+  for (const TreeEntry &entry : tree) {
+    const int64_t *tokens = blocks_.tokens(entry.block);
+    blocks.push_back(entry.block);
+    snapshot.parents.push_back(entry.parent);
+    snapshot.namespaces.push_back(blocks_.namespaces()[blocks_.record(entry.block).namespace_index].id);
+    snapshot.tokens.insert(snapshot.tokens.end(), tokens, tokens + layout_.block_size());
+  }
   snapshot.has_scales = has_static_scales(layout_);
   PKV_TRY(read_scales(&snapshot.scales));
   SnapshotSink sink(io);
