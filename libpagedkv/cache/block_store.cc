@@ -120,6 +120,7 @@ void BlockStore::set_hash(int32_t block, const Hash128 &hash, bool is_stale) {
     record.is_registered = true;
     insert_index(block);
     ++registrations_;
+    if (events_ != nullptr && !is_stale) events_->tell_stored(block, namespace_id(block));
     return;
   }
   record.previous = twin;
@@ -140,6 +141,7 @@ void BlockStore::drop_hash(int32_t block) {
 void BlockStore::unhash(int32_t block) {
   BlockRecord &record = records_[block];
   assert(record.is_hashed);
+  const bool tells = events_ != nullptr && record.is_registered && !record.is_stale;
   record.is_hashed = record.is_stale = false;
   if (!record.is_registered) {
     BlockRecord &previous = records_[record.previous];
@@ -168,6 +170,9 @@ void BlockStore::unhash(int32_t block) {
     successor.is_registered = true;
     insert_index(heir);
     ++registrations_;
+    if (tells) events_->tell_moved(heir, namespace_id(heir));
+  } else if (tells) {
+    events_->tell_removed(block, namespace_id(block));
   }
 }
 
@@ -179,10 +184,12 @@ void BlockStore::evict_until(int64_t count) {
 }
 
 void BlockStore::clear_cached() {
+  if (events_ != nullptr) events_->tell_all_cleared();
   for (int32_t block = 0; num_cached_ > 0; ++block) {
     if (is_cached(block)) drop_hash(block);
   }
   eviction_.reset();
+  if (events_ != nullptr) events_->resume();
 }
 
 void BlockStore::set_hint(int32_t block, uint32_t hint) {
@@ -232,6 +239,7 @@ void BlockStore::evict_owned(uint32_t namespace_index, int64_t count) {
 }
 
 int64_t BlockStore::invalidate(uint32_t namespace_index) {
+  if (events_ != nullptr) events_->tell_namespace_cleared(namespaces_[namespace_index].id);
   int64_t num_dropped = 0;
   for (int32_t block = 0; block < num_blocks(); ++block) {
     BlockRecord &record = records_[block];
@@ -243,6 +251,7 @@ int64_t BlockStore::invalidate(uint32_t namespace_index) {
       ++num_dropped;
     }
   }
+  if (events_ != nullptr) events_->resume();
   return num_dropped;
 }
 
@@ -256,6 +265,7 @@ int64_t BlockStore::forget_all_but(const std::vector<bool> &is_kept) {
       ++num_dropped;
       continue;
     }
+    if (events_ != nullptr) events_->tell_removed(block, namespace_id(block));
     for (int32_t twin = block; twin != kNoBlock; twin = twin == block ? record.duplicates : records_[twin].next) {
       records_[twin].is_stale = true;
     }

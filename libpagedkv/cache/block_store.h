@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "cache/block_record.h"
+#include "cache/events.h"
 #include "cache/eviction.h"
 #include "cache/namespaces.h"
 #include "cache/retention.h"
@@ -34,6 +35,9 @@ class BlockStore {
  public:
   // With is_indexed false nothing is ever hashed. Throws std::bad_alloc.
   BlockStore(std::shared_ptr<Pool> pool, int32_t block_size, bool is_indexed, pkv_eviction eviction);
+
+  // Who is told what can be hit; null: nobody. It outlives the store.
+  void set_events(EventLog *events) { events_ = events; }
 
   int64_t num_blocks() const { return static_cast<int64_t>(records_.size()); }
   int64_t num_uncached() const { return num_uncached_; }
@@ -119,6 +123,7 @@ class BlockStore {
   void uncount_cached(int32_t block);
   void unhash(int32_t block);
   void forget(int32_t block);
+  uint64_t namespace_id(int32_t block) const { return namespaces_[records_[block].namespace_index].id; }
   void evict(int32_t block);
   int32_t evict_first();
   void append_owned(NamespaceRecord *owner, int32_t block);
@@ -145,6 +150,7 @@ class BlockStore {
     int32_t previous = kNoBlock, next = kNoBlock;
   };
   std::vector<OwnedLink> owned_links_;  // [num_blocks] once there was a quota
+  EventLog *events_ = nullptr;
   int64_t num_uncached_ = 0;
   int64_t num_cached_ = 0;
   int64_t evictions_ = 0;

@@ -16,6 +16,7 @@
 #include "base/shared_array.h"
 #include "cache/block_store.h"
 #include "cache/deadlines.h"
+#include "cache/events.h"
 #include "cache/layout.h"
 #include "cache/sequence.h"
 #include "cache/stats_board.h"
@@ -49,6 +50,7 @@ struct CacheOptions {
   uint64_t hash_seed = 0;
   pkv_eviction eviction = PKV_EVICTION_LRU;
   int64_t low_water = 0;
+  int64_t event_capacity = 0;  // 0: no events
 };
 
 // One sequence's part of a step: what it was before, and what was done. Kept by the batch for discard().
@@ -152,6 +154,9 @@ class Cache {
   Status explain(int32_t block, std::string *out) const;
   void get_stats(pkv_cache_stats *out) const;  // all but struct_size; any thread
 
+  // One thread at a time, whatever mutates the cache. UNSUPPORTED without event_capacity.
+  Status read_events(pkv_event *out, int64_t capacity, int64_t *out_count) const;
+
   const Layout &layout() const { return layout_; }
   Backend *backend() const { return backend_; }
   const Pool &pool() const { return *pool_; }
@@ -227,6 +232,7 @@ class Cache {
   const bool prefix_caching_;
   const std::shared_ptr<Pool> pool_;
   const BlockHasher hasher_;
+  const std::unique_ptr<EventLog> events_;  // null: nobody asks
   BlockStore blocks_;
   std::vector<Hash128> parents_;  // [num_blocks] of a hashed block: the hash of the one before it; zero for a first one
   DeviceMemory scales_;  // float32 [num_layers, K | V, num_kv_heads]

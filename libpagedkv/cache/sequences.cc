@@ -320,6 +320,10 @@ void Cache::settle(Sequence *sequence, int64_t first_new, std::vector<HashedBloc
     // A fork that shares the block may have settled it already; its hash is the same.
     if (blocks_.record(block).is_hashed) continue;
     const Hash128 hash = hasher_.extend(parent_hash(*sequence, i), blocks_.tokens(block));
+    if (events_ != nullptr) {
+      events_->name(block, i == 0 ? kNoBlock : sequence->table[i - 1], sequence->chain.at(i).id, blocks_.tokens(block),
+                    block_size);
+    }
     blocks_.set_hash(block, hash, is_stale(sequence->chain, i));
     parents_[block] = i == 0 ? Hash128() : blocks_.record(sequence->table[i - 1]).hash;
     if (hashed_blocks != nullptr && (i + 1) * block_size > first_new) hashed_blocks->push_back({block, hash});

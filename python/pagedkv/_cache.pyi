@@ -2,6 +2,7 @@ from collections.abc import Sequence as Collection
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
+import numpy as np
 import numpy.typing as npt
 
 from pagedkv._arrays import Buffer, Integers, Stream
@@ -27,6 +28,7 @@ class Cache:
         eviction: Eviction = "lru",
         buffer: Buffer | None = None,
         hash_seed: int = 0,
+        event_capacity: int = 0,
     ) -> None: ...
     def open(self, tokens: Integers, namespace: int = 0, priority: int = 0, tag: int = 0) -> Sequence: ...
     def evict(self, n: int) -> int: ...
@@ -43,6 +45,7 @@ class Cache:
     ) -> Sequence: ...
     def save(self, file: Target, stream: Stream = 0) -> None: ...
     def load(self, file: Source, stream: Stream = 0) -> int: ...
+    def read_events(self, max_events: int | None = None) -> npt.NDArray[np.void]: ...
     def batch(
         self,
         max_sequences: int,

@@ -306,6 +306,40 @@ static int32_t refuse_read(void *data, size_t size, void *user_data) {
   return 7;
 }
 
+static void test_events(void) {
+  pkv_cache *cache = make_cache(NUM_BLOCKS);
+  pkv_event event;
+  int64_t count = -1;
+  memset(&event, 0, sizeof event);
+  CHECK_INVALID(pkv_cache_read_events(NULL, &event, 1, &count), "cache is NULL");
+  CHECK_INVALID(pkv_cache_read_events(cache, NULL, 1, &count), "out is NULL");
+  CHECK_INVALID(pkv_cache_read_events(cache, &event, 1, NULL), "out_count is NULL");
+  CHECK_INVALID(pkv_cache_read_events(cache, &event, -1, &count), "capacity is -1");
+  CHECK_FAILS(pkv_cache_read_events(cache, &event, 1, &count), PKV_UNSUPPORTED, "event_capacity 0");
+  CHECK_EQUAL(count, -1);
+  pkv_cache_destroy(cache);
+  const pkv_layer_group group = make_group();
+  const pkv_layout layout = make_layout(&group);
+  pkv_cache_options options = make_cache_options(&layout, NUM_BLOCKS);
+  options.event_capacity = -1;
+  CHECK_INVALID(pkv_cache_create(&options, &cache), "event_capacity is -1");
+  options.event_capacity = INT64_MAX;
+  CHECK_INVALID(pkv_cache_create(&options, &cache), "event_capacity is 9223372036854775807");
+  options.event_capacity = 2;
+  REQUIRE_OK(pkv_cache_create(&options, &cache));
+  CHECK_OK(pkv_cache_read_events(cache, NULL, 0, &count));
+  CHECK_EQUAL(count, 0);
+  const pkv_sequence sequence = open_sequence(cache, kTokens, 6);
+  REQUIRE_OK(pkv_sequence_append(cache, sequence, kTokens, 6, NULL));
+  CHECK_OK(pkv_cache_read_events(cache, &event, 1, &count));
+  CHECK(count == 1 && event.serial == 1 && event.kind == PKV_EVENT_STORED && event.namespace_id == 0);
+  uint8_t hash[32];
+  REQUIRE_OK(pkv_block_hash(NULL, 0, kTokens, BLOCK_SIZE, hash));
+  CHECK(memcmp(hash, event.hash, sizeof hash) == 0);
+  CHECK_EQUAL(get_cache_stats(cache).num_events, 1);
+  pkv_cache_destroy(cache);
+}
+
 static void test_snapshots(void) {
   pkv_cache *cache = make_cache(NUM_BLOCKS);
   const pkv_sequence sequence = open_sequence(cache, kTokens, 6);
@@ -350,6 +384,7 @@ int main(void) {
   test_sequence();
   test_batch();
   test_kernels();
+  test_events();
   test_snapshots();
   return finish_checks();
 }
