@@ -1,21 +1,9 @@
 from libc.stdint cimport int64_t
 
-from pagedkv._arrays cimport AdoptedMemory, IntView
+from pagedkv._arrays cimport AdoptedMemory
 from pagedkv._layout cimport Layout
 from pagedkv._sequence cimport Sequence
-from pagedkv.abi cimport pkv_cache, pkv_cache_stats, pkv_namespace_region, pkv_open_options, pkv_sequence
-
-# A prompt as the C library takes it: tokens, and the namespaces that they belong to. After read_prompt has succeeded
-# release_prompt must follow.
-cdef struct Prompt:
-    IntView view
-    const int64_t *tokens
-    int64_t num_tokens
-    pkv_open_options options
-    pkv_namespace_region *regions
-
-cdef int read_prompt(object tokens, object namespace, object salts, Prompt *out) except -1
-cdef void release_prompt(Prompt *prompt) noexcept
+from pagedkv.abi cimport pkv_cache, pkv_cache_stats, pkv_sequence
 
 # Threads: one mutating call at a time. Most calls hold the GIL from beginning to end; prepare and append release it and
 # set _is_busy, so that a second thread gets BusyError in place of a race. Kernels release it too and are counted.

@@ -15,8 +15,7 @@ import weakref
 import numpy
 
 from pagedkv._arrays cimport (
-    AdoptedMemory, as_double, as_int32, as_int64, as_milliseconds, as_positive, as_stream, as_text, as_uint64, describe,
-    release_ints, view_ints)
+    AdoptedMemory, as_double, as_int32, as_int64, as_milliseconds, as_positive, as_stream, as_text, as_uint64, describe)
 from pagedkv._attention cimport attend, move_rows, write_kv
 from pagedkv._batch cimport Batch
 from pagedkv._dlpack cimport DL_UINT, find_device, make_capsule, make_lease
@@ -24,6 +23,7 @@ from pagedkv._errors import BusyError, InvalidArgumentError
 from pagedkv._errors cimport check
 from pagedkv._pin cimport make_pin
 from pagedkv._pool cimport export_blocks
+from pagedkv._prompt cimport Prompt, read_prompt, release_prompt
 from pagedkv._snapshot cimport load_prefixes, load_sequence, save_prefixes
 from pagedkv.abi cimport (
     PKV_EVICTION_FIFO, PKV_EVICTION_LFU, PKV_EVICTION_LRU, PKV_EVICTION_PRIORITY, PKV_EVICTION_S3FIFO,
@@ -74,48 +74,6 @@ cdef int set_memory(pkv_cache_options *options, object memory) except -1:
     if options.pool_bytes == 0:
         raise InvalidArgumentError(f"memory must be at least one byte, got {memory!r}")
     return 0
-
-
-cdef int read_prompt(object tokens, object namespace, object salts, Prompt *out) except -1:
-    memset(&out.options, 0, sizeof(out.options))
-    out.options.struct_size = sizeof(out.options)
-    out.options.namespace_id = as_uint64(namespace, "namespace")
-    out.regions = NULL
-    if salts is not None:
-        read_salts(salts, out)
-    try:
-        view_ints(tokens, "tokens", sizeof(int64_t), &out.view)
-    except BaseException:
-        PyMem_Free(out.regions)
-        raise
-    out.tokens = <const int64_t *> out.view.data
-    out.num_tokens = out.view.count
-    return 0
-
-
-cdef int read_salts(object salts, Prompt *out) except -1:
-    # Pairs of (first token, namespace).
-    cdef Py_ssize_t i
-    try:
-        pairs = [(start, region) for start, region in salts]
-    except (TypeError, ValueError):
-        raise InvalidArgumentError(f"salts must be pairs (start, namespace), got {describe(salts)}") from None
-    pairs = [(as_int64(start, "start of a salt"), as_uint64(region, "namespace of a salt")) for start, region in pairs]
-    if not pairs:
-        return 0
-    out.regions = <pkv_namespace_region *> PyMem_Malloc(<size_t> len(pairs) * sizeof(pkv_namespace_region))
-    if out.regions == NULL:
-        raise MemoryError()
-    for i in range(len(pairs)):
-        out.regions[i].start, out.regions[i].namespace_id = pairs[i]
-    out.options.regions = out.regions
-    out.options.num_regions = len(pairs)
-    return 0
-
-
-cdef void release_prompt(Prompt *prompt) noexcept:
-    release_ints(&prompt.view)
-    PyMem_Free(prompt.regions)
 
 
 @cython.no_gc_clear

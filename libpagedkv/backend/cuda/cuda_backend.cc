@@ -39,7 +39,8 @@ Status CudaBackend::prepare_device(int ordinal) {
   compute_capability_ = 10 * properties.major + properties.minor;
   num_processors_ = properties.multiProcessorCount;
   // What the attention kernels declare beside their dynamic shared memory is kept free.
-  attend_device_ = {num_processors_, static_cast<int>(properties.sharedMemPerBlockOptin) - kAttendStaticSharedBytes};
+  attend_device_ = {num_processors_, static_cast<int>(properties.sharedMemPerBlockOptin) - kAttendStaticSharedBytes,
+                    static_cast<int>(properties.sharedMemPerMultiprocessor)};
   PKV_TRY(retain_context(ordinal, &context_));
   const ContextScope scope(context_);
   PKV_TRY(scope.status());
@@ -162,6 +163,12 @@ Status CudaBackend::copy_blocks(const CopyBlocksParams &params, pkv_stream strea
 
 Status CudaBackend::create_table_uploader(uint64_t bytes, std::unique_ptr<TableUploader> *out) {
   return CudaTableUploader::create(context_, bytes, out);
+}
+
+Status CudaBackend::build_csr(const BuildCsrParams &params, pkv_stream stream) {
+  const ContextScope scope(context_);
+  PKV_TRY(scope.status());
+  return launch_build_csr(params, static_cast<cudaStream_t>(stream));
 }
 
 Status CudaBackend::check_not_capturing(pkv_stream stream) {
