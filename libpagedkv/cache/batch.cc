@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "base/checked.h"
+#include "base/tokens.h"
 
 namespace pkv {
 namespace {
@@ -242,10 +243,9 @@ void Batch::fill_tables(int64_t num_sequences, int64_t num_tokens) {
       const int64_t offset = position % block_size_;
       const int64_t run = std::min<int64_t>(block_size_ - offset, length - position);
       const int64_t slot = static_cast<int64_t>(blocks[position / block_size_]) * block_size_ + offset;
-      for (int64_t j = 0; j < run; ++j, ++token) {
-        slot_mapping_[token] = slot + j;
-        positions_[token] = position + j;
-      }
+      fill_counting(slot, run, slot_mapping_.data() + token);
+      fill_counting(position, run, positions_.data() + token);
+      token += run;
       position += run;
     }
     seq_lens_[i] = static_cast<int32_t>(length);

@@ -32,7 +32,6 @@ Cache::Cache(Backend *backend, const CacheOptions &options, std::shared_ptr<Pool
       events_(options.event_capacity > 0 ? std::make_unique<EventLog>(options.event_capacity, pool->num_blocks())
                                          : nullptr),
       blocks_(std::move(pool), options.layout.block_size(), options.prefix_caching, options.eviction),
-      parents_(options.prefix_caching ? static_cast<size_t>(blocks_.num_blocks()) : 0),
       low_water_(options.low_water) {
   blocks_.set_events(events_.get());
   publish();

@@ -4,12 +4,15 @@
 #include <cstring>
 
 #include "base/checked.h"
+#include "base/tokens.h"
 #include "cache/cache.h"
 
 namespace pkv {
 namespace {
 
-Status check_step_tokens(const int64_t *tokens, int64_t num_tokens) {
+Status check_step_tokens(const int64_t *tokens, int64_t num_tokens, bool *out_are_known) {
+  *out_are_known = combine_signs(tokens, num_tokens) >= 0;
+  if (*out_are_known) return PKV_OK;
   int64_t smallest = 0;
   for (int64_t i = 0; i < num_tokens; ++i) smallest = std::min(smallest, tokens[i]);
   if (smallest >= kUnknownToken) return PKV_OK;
@@ -30,6 +33,7 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
   step->serial = 0;
   step->items.resize(static_cast<size_t>(num_sequences));
   step->num_tokens = 0;
+  step->are_tokens_known = false;
   for (int64_t i = 0; i < num_sequences; ++i) {
     Sequence *sequence = nullptr;
     if (find(ids[i], &sequence) != PKV_OK) {
@@ -62,7 +66,9 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
                   step->num_tokens);
     }
     // More than the pool has slots are refused below, unread.
-    if (num_tokens <= num_blocks() * block_size) PKV_TRY(check_step_tokens(tokens, num_tokens));
+    if (num_tokens <= num_blocks() * block_size) {
+      PKV_TRY(check_step_tokens(tokens, num_tokens, &step->are_tokens_known));
+    }
   }
 
   expire();
@@ -166,16 +172,6 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
       own_block(*sequence, sequence->num_blocks, *next_new);
       table[sequence->num_blocks] = *next_new++;
     }
-
-    for (int64_t position = item.old_length; position < new_length;) {
-      int64_t *row = blocks_.tokens(table[position / block_size]) + position % block_size;
-      const int64_t run = std::min<int64_t>(block_size - position % block_size, new_length - position);
-      for (int64_t i = 0; i < run; ++i) {
-        const int64_t token = tokens == nullptr ? kUnknownToken : *tokens++;
-        row[i] = step->registers || token < 0 ? token : disguise_draft(token);
-      }
-      position += run;
-    }
     sequence->length = new_length;
     sequence->stream = step->stream;
     if (item.count > 0) sequence->has_appended = true;
@@ -194,11 +190,58 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
                                      true};
     if (const Status status = backend_->copy_blocks(params, step->stream); status != PKV_OK) return mark_failed(status);
   }
-  // Blocks that were full before are no part of what discard takes back: K and V of their tokens are there.
-  for (StepItem &item : step->items) settle(item.sequence, item.old_length, &step->hashed_blocks);
+  for (const StepItem &item : step->items) {
+    append_tokens(item, tokens, step);
+    if (tokens != nullptr) tokens += item.count;
+  }
   step->serial = serial_;
   publish();
   return PKV_OK;
+}
+
+// The new tokens of an item into its rows, and what they complete settled. tokens: [item.count] or null.
+void Cache::append_tokens(const StepItem &item, const int64_t *tokens, Step *step) {
+  const int32_t block_size = layout_.block_size();
+  Sequence *sequence = item.sequence;
+  const int64_t end = sequence->length;
+  // Blocks that were full before are no part of what discard takes back: K and V of their tokens are there.
+  const int64_t first_new = item.old_length;
+  if (!step->are_tokens_known || !step->registers || item.old_settled_length < item.old_length) {
+    write_tokens(sequence, item.old_length, end, tokens, step->registers);
+    settle(sequence, first_new, &step->hashed_blocks);
+    return;
+  }
+  // Run by run, so that rows are hashed while they are in the nearest cache.
+  for (int64_t position = item.old_length; position < end;) {
+    const int64_t next = std::min(end, (position / block_size + kSettledRun) * block_size);
+    write_tokens(sequence, position, next, tokens, true);
+    settle_to(sequence, next, first_new, &step->hashed_blocks);
+    tokens += next - position;
+    position = next;
+  }
+}
+
+// tokens: [end - first] or null.
+void Cache::write_tokens(Sequence *sequence, int64_t first, int64_t end, const int64_t *tokens, bool registers) {
+  const int32_t block_size = layout_.block_size();
+  const int32_t *table = sequence->table.data();
+  const int64_t last_block = sequence->num_blocks - 1;
+  int64_t index = first / block_size, offset = first % block_size;
+  for (int64_t position = first; position < end; ++index, offset = 0) {
+    blocks_.prefetch_block(table[std::min(index + 8, last_block)]);
+    int64_t *row = blocks_.tokens(table[index]) + offset;
+    const int64_t run = std::min<int64_t>(block_size - offset, end - position);
+    if (tokens == nullptr) {
+      std::fill(row, row + run, kUnknownToken);
+    } else if (registers) {
+      copy_tokens(tokens, run, row);
+    } else {
+      std::transform(tokens, tokens + run, row,
+                     [](int64_t token) { return token < 0 ? token : disguise_draft(token); });
+    }
+    if (tokens != nullptr) tokens += run;
+    position += run;
+  }
 }
 
 Status Cache::append(pkv_sequence id, const int64_t *tokens, int64_t count, pkv_stream stream) {
