@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "base/block_math.h"
 #include "base/shared_array.h"
 #include "cache/block_store.h"
 #include "cache/deadlines.h"
@@ -60,6 +61,7 @@ struct StepItem {
   int64_t count;
   int64_t old_length;
   int64_t old_settled_length;
+  int64_t new_num_blocks;  // that the tokens need then
   int32_t old_num_blocks;
   bool had_appended;
   bool copies;  // on write: table entry old_length / block_size
@@ -175,13 +177,17 @@ class Cache {
   static Status check_prompt(const int64_t *tokens, int64_t num_tokens);
   Status check_usable() const;  // DEVICE_ERROR once the cache has failed
   Status take_sequence(Sequence **out, pkv_sequence *out_id);
-  void ensure_table(Sequence *sequence, int64_t num_blocks);  // throws std::bad_alloc, else only capacity changes
+  // Room for so many blocks. Throws std::bad_alloc; else only the capacity changes.
+  void ensure_table(Sequence *sequence, int64_t num_blocks) {
+    if (sequence->table.size() < num_blocks) grow_table(sequence, num_blocks);
+  }
+  void grow_table(Sequence *sequence, int64_t num_blocks);
   // What the tokens of a block extend, given the hash of the block before it (unused for the first one): the one place
   // that decides by which namespaces a block is keyed.
   Hash128 chain_hash(const Chain &chain, int64_t block_index, const Hash128 &previous) const {
-    return chain.regions.empty() && block_index > 0 ? previous : branch_chain(chain, block_index, previous);
+    return block_index > 0 && chain.regions.empty() ? previous : enter_scopes(chain, block_index, previous);
   }
-  Hash128 branch_chain(const Chain &chain, int64_t block_index, const Hash128 &previous) const;
+  Hash128 enter_scopes(const Chain &chain, int64_t block_index, const Hash128 &previous) const;
   Hash128 parent_hash(const Sequence &sequence, int64_t block_index) const;
   // A namespace up to this block is no longer what it was when the chain began: the block is not found any more.
   bool is_stale(const Chain &chain, int64_t block_index) const {
@@ -243,6 +249,7 @@ class Cache {
 
   Backend *const backend_;
   const Layout layout_;
+  const BlockMath block_math_;
   const bool prefix_caching_;
   const std::shared_ptr<Pool> pool_;
   const BlockHasher hasher_;

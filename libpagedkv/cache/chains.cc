@@ -65,7 +65,7 @@ void Cache::leave_records(const Sequence &sequence) {
 }
 
 // A block is what it is by its tokens, its namespace and the block before it; where the region began does not matter.
-Hash128 Cache::branch_chain(const Chain &chain, int64_t block_index, const Hash128 &previous) const {
+Hash128 Cache::enter_scopes(const Chain &chain, int64_t block_index, const Hash128 &previous) const {
   const Scope &scope = chain.at(block_index);
   if (block_index == 0) return hasher_.root(scope.id, scope.epoch);
   if (chain.at(block_index - 1).id == scope.id) return previous;

@@ -57,8 +57,7 @@ Status Cache::take_sequence(Sequence **out, pkv_sequence *out_id) {
   return PKV_OK;
 }
 
-void Cache::ensure_table(Sequence *sequence, int64_t num_blocks) {
-  if (sequence->table.size() >= num_blocks) return;
+void Cache::grow_table(Sequence *sequence, int64_t num_blocks) {
   int64_t capacity = std::max<int64_t>(16, 2 * sequence->table.size());
   capacity = std::max(std::min(capacity, this->num_blocks()), num_blocks);
   SharedArray<int32_t> table(capacity);
@@ -319,7 +318,7 @@ void Cache::settle(Sequence *sequence, int64_t first_new, std::vector<HashedBloc
 void Cache::settle_to(Sequence *sequence, int64_t position, int64_t first_new,
                       std::vector<HashedBlock> *hashed_blocks) {
   const int32_t block_size = layout_.block_size();
-  const int64_t first = sequence->settled_length / block_size, end = position / block_size;
+  const int64_t first = block_math_.index_of(sequence->settled_length), end = block_math_.index_of(position);
   sequence->settled_length = position;
   if (!prefix_caching_ || first >= end) return;
   const int32_t *table = sequence->table.data();

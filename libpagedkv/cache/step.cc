@@ -54,6 +54,7 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
                       counts[i],
                       sequence->length,
                       sequence->settled_length,
+                      0,
                       sequence->num_blocks,
                       sequence->has_appended,
                       false,
@@ -81,7 +82,9 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
     StepItem &item = step->items[planned];
     Sequence *sequence = item.sequence;
     int64_t new_length = 0;
-    if (!checked_add(item.old_length, item.count, &new_length) || divide_up(new_length, block_size) > num_blocks()) {
+    const bool overflows = !checked_add(item.old_length, item.count, &new_length);
+    item.new_num_blocks = overflows ? 0 : block_math_.count_blocks(new_length);
+    if (overflows || item.new_num_blocks > num_blocks()) {
       status = fail_shortage(
           PKV_NEVER_FITS, divide_up(new_length == 0 ? item.count : new_length, block_size), num_blocks(), planned,
           "sequences[%" PRId64 "]: %" PRId64 " tokens and %" PRId64 " more do not fit into %" PRId64 " blocks of %d",
@@ -93,9 +96,9 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
                     planned, new_length, kMaxLength);
       break;
     }
-    int64_t fresh = divide_up(new_length, block_size) - item.old_num_blocks;
-    if (item.count > 0 && item.old_length % block_size != 0) {
-      const int32_t block = sequence->table[item.old_length / block_size];
+    int64_t fresh = item.new_num_blocks - item.old_num_blocks;
+    if (item.count > 0 && block_math_.offset_of(item.old_length) != 0) {
+      const int32_t block = sequence->table[block_math_.index_of(item.old_length)];
       BlockRecord &record = blocks_.record(block);
       if (record.holders - static_cast<int32_t>(record.scratch) > 1) {
         ++record.scratch;
@@ -106,7 +109,7 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
       }
     }
     needed += std::max<int64_t>(fresh, 0);
-    num_hashes += new_length / block_size - item.old_settled_length / block_size;
+    num_hashes += block_math_.index_of(new_length) - block_math_.index_of(item.old_settled_length);
     if (needed > available && first_short < 0) first_short = planned;
   }
   for (const StepItem &item : step->items) {
@@ -135,14 +138,13 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
   step->copy_destinations.reserve(step->items.size());
   step->hashed_blocks.reserve(static_cast<size_t>(num_hashes));
   for (const StepItem &item : step->items) {
-    ensure_table(item.sequence, divide_up(item.old_length + item.count, block_size));
+    ensure_table(item.sequence, item.new_num_blocks);
   }
   if (blocks_.namespaces().has_quotas()) PKV_TRY(plan_quotas(step));
   return PKV_OK;
 }
 
 Status Cache::apply_step(const int64_t *tokens, Step *step) {
-  const int32_t block_size = layout_.block_size();
   evict_over_quota(step->quota_evictions);
   blocks_.take(step->num_new_blocks, step->new_blocks.data(), kNoNamespace);
   const int32_t *next_new = step->new_blocks.data();
@@ -151,14 +153,15 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
     Sequence *sequence = item.sequence;
     int32_t *table = sequence->table.data();
     const int64_t new_length = item.old_length + item.count;
-    if (item.count > 0 && item.old_length % block_size != 0) {
-      int32_t *entry = table + item.old_length / block_size;
+    const int64_t offset = block_math_.offset_of(item.old_length);
+    if (item.count > 0 && offset != 0) {
+      int32_t *entry = table + block_math_.index_of(item.old_length);
       if (item.copies) {
         const int32_t target = item.copies_into_reserved ? table[--sequence->num_blocks] : *next_new++;
         std::memcpy(blocks_.tokens(target), blocks_.tokens(*entry),
-                    sizeof(int64_t) * static_cast<size_t>(item.old_length % block_size));
+                    sizeof(int64_t) * static_cast<size_t>(offset));
         blocks_.release_shared(*entry, sequence->level);
-        own_block(*sequence, item.old_length / block_size, target);
+        own_block(*sequence, entry - table, target);
         step->copy_sources.push_back(*entry);
         step->copy_destinations.push_back(target);
         *entry = target;
@@ -167,7 +170,7 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
         blocks_.drop_hash(*entry);  // cut through the middle before: its content changes now
       }
     }
-    const int32_t num_needed = static_cast<int32_t>(divide_up(new_length, block_size));
+    const int32_t num_needed = static_cast<int32_t>(item.new_num_blocks);
     for (; sequence->num_blocks < num_needed; ++sequence->num_blocks) {
       own_block(*sequence, sequence->num_blocks, *next_new);
       table[sequence->num_blocks] = *next_new++;
@@ -206,6 +209,12 @@ void Cache::append_tokens(const StepItem &item, const int64_t *tokens, Step *ste
   const int64_t end = sequence->length;
   // Blocks that were full before are no part of what discard takes back: K and V of their tokens are there.
   const int64_t first_new = item.old_length;
+  if (item.count == 1 && tokens != nullptr && *tokens >= 0 && step->registers &&
+      item.old_settled_length == item.old_length && block_math_.offset_of(end) != 0) {  // a decode step, most often
+    blocks_.tokens(sequence->table[item.new_num_blocks - 1])[block_math_.offset_of(item.old_length)] = *tokens;
+    sequence->settled_length = end;
+    return;
+  }
   if (!step->are_tokens_known || !step->registers || item.old_settled_length < item.old_length) {
     write_tokens(sequence, item.old_length, end, tokens, step->registers);
     settle(sequence, first_new, &step->hashed_blocks);
@@ -213,7 +222,7 @@ void Cache::append_tokens(const StepItem &item, const int64_t *tokens, Step *ste
   }
   // Run by run, so that rows are hashed while they are in the nearest cache.
   for (int64_t position = item.old_length; position < end;) {
-    const int64_t next = std::min(end, (position / block_size + kSettledRun) * block_size);
+    const int64_t next = std::min(end, (block_math_.index_of(position) + kSettledRun) * block_size);
     write_tokens(sequence, position, next, tokens, true);
     settle_to(sequence, next, first_new, &step->hashed_blocks);
     tokens += next - position;
@@ -226,7 +235,7 @@ void Cache::write_tokens(Sequence *sequence, int64_t first, int64_t end, const i
   const int32_t block_size = layout_.block_size();
   const int32_t *table = sequence->table.data();
   const int64_t last_block = sequence->num_blocks - 1;
-  int64_t index = first / block_size, offset = first % block_size;
+  int64_t index = block_math_.index_of(first), offset = block_math_.offset_of(first);
   for (int64_t position = first; position < end; ++index, offset = 0) {
     blocks_.prefetch_block(table[std::min(index + 8, last_block)]);
     int64_t *row = blocks_.tokens(table[index]) + offset;
