@@ -26,6 +26,7 @@ Status Cache::create(Backend *backend, const CacheOptions &options, std::shared_
 Cache::Cache(Backend *backend, const CacheOptions &options, std::shared_ptr<Pool> pool)
     : backend_(backend),
       layout_(options.layout),
+      block_math_(options.layout.block_size()),
       prefix_caching_(options.prefix_caching),
       pool_(pool),
       hasher_(options.hash_seed, options.layout.block_size()),

@@ -63,7 +63,7 @@ void Cache::leave_records(const Sequence &sequence) {
   blocks_.eviction().release_level(sequence.level);
 }
 
-Hash128 Cache::chain_hash(const Chain &chain, int64_t block_index, const Hash128 &previous) const {
+Hash128 Cache::enter_scopes(const Chain &chain, int64_t block_index, const Hash128 &previous) const {
   Hash128 hash = block_index == 0 ? hasher_.root(chain.first.id, chain.first.epoch) : previous;
   for (const Scope &region : chain.regions) {
     if (region.first_block == block_index) hash = hasher_.branch(hash, hasher_.root(region.id, region.epoch));
@@ -71,16 +71,20 @@ Hash128 Cache::chain_hash(const Chain &chain, int64_t block_index, const Hash128
   return hash;
 }
 
-void Cache::find_prefix(const Chain &chain, const Hash128 &previous, const int64_t *tokens, int64_t first, int64_t end,
+void Cache::find_prefix(const Chain &chain, int32_t previous, const int64_t *tokens, int64_t first, int64_t end,
                         std::vector<int32_t> *out) const {
   const int32_t block_size = layout_.block_size();
-  Hash128 hash = previous;
   for (int64_t i = first; i < end; ++i) {
     const int64_t *block_tokens = tokens + i * block_size;
-    hash = hasher_.extend(chain_hash(chain, i, hash), block_tokens);
-    const int32_t block = blocks_.find(hash, block_tokens);
+    const Hash128 parent = chain_hash(chain, i, previous == kNoBlock ? Hash128() : blocks_.record(previous).hash);
+    // Most often the block hit last below the same parent: then nothing needs to be hashed.
+    int32_t block = previous == kNoBlock ? kNoBlock : blocks_.guess_child(previous, parent, block_tokens);
+    if (block == kNoBlock) block = blocks_.find(hasher_.extend(parent, block_tokens), block_tokens);
     if (block == kNoBlock || blocks_.record(block).is_stale) break;
+    // Blocks taken together mostly have ids in a row.
+    if (previous != kNoBlock) blocks_.prefetch_block(block + 4 * (static_cast<int64_t>(block) - previous));
     out->push_back(block);
+    previous = block;
   }
 }
 
