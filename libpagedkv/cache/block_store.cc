@@ -43,15 +43,15 @@ void BlockStore::take(int64_t count, int32_t *out_blocks, uint32_t namespace_ind
   }
   evict_victims(count - num_ready, out_blocks + num_ready);
   for (int64_t i = 0; i < count; ++i) {
+    if (i + 8 < num_ready) prefetch_block(out_blocks[i + 8]);  // the others were just evicted
     records_[out_blocks[i]].holders = 1;
     records_[out_blocks[i]].namespace_index = namespace_index;
   }
   if (count > 0 && namespace_index != kNoNamespace) namespaces_.change(namespace_index).held += count;
 }
 
-void BlockStore::set_owner(int32_t block, uint32_t namespace_index) {
+void BlockStore::change_owner(int32_t block, uint32_t namespace_index) {
   BlockRecord &record = records_[block];
-  if (record.namespace_index == namespace_index) return;
   if (record.namespace_index != kNoNamespace) --namespaces_.change(record.namespace_index).held;
   record.namespace_index = namespace_index;
   ++namespaces_.change(namespace_index).held;
@@ -71,6 +71,7 @@ void BlockStore::release(const int32_t *blocks, int64_t count, uint32_t level) {
   int64_t num_freed = 0;
   for (int64_t i = count - 1; i >= 0; --i) {
     const int32_t block = blocks[i];
+    if (i >= 8) __builtin_prefetch(&records_[blocks[i - 8]], 1);
     BlockRecord &record = records_[block];
     assert(record.holders > 0 && record.namespace_index != kNoNamespace);
     if (raises) retention_.raise(block, level);
@@ -158,6 +159,12 @@ void BlockStore::unhash(int32_t block) {
   }
   eviction_.forget(block, retention_.level_of(block));
   retention_.forget_level(block);
+  unregister(block);
+}
+
+// Takes a block out of the index; its first duplicate takes over.
+void BlockStore::unregister(int32_t block) {
+  BlockRecord &record = records_[block];
   index_.erase(record.hash, block);
   record.is_registered = false;
   const int32_t heir = record.duplicates;
@@ -231,7 +238,8 @@ void BlockStore::evict_owned(uint32_t namespace_index, int64_t count) {
         if (priority(block) < priority(lowest)) lowest = block;
       }
     }
-    evict(lowest);
+    eviction_.forget(lowest, retention_.level_of(lowest));
+    finish_eviction(lowest);
     free_to_pool(&lowest, 1);
   }
 }
@@ -271,27 +279,25 @@ void BlockStore::forget(int32_t block) {
   retention_.forget(block);
 }
 
-// Leaves the block owned in the pool, with neither holder nor hash.
-void BlockStore::evict(int32_t block) {
-  ++evictions_;
+// Of a cached block that is queued no more: leaves it owned in the pool, with neither holder nor hash.
+void BlockStore::finish_eviction(int32_t block) {
+  BlockRecord &record = records_[block];
   uncount_cached(block);
-  ++namespaces_[records_[block].namespace_index].evictions;
-  unhash(block);
+  ++namespaces_[record.namespace_index].evictions;
+  ++evictions_;
+  record.is_hashed = false;
+  unregister(block);
   forget(block);
 }
 
 // count <= num_cached().
 void BlockStore::evict_victims(int64_t count, int32_t *out_blocks) {
-  for (int64_t done = 0; done < count;) {
-    // The next victims, as far as they can be foreseen: what the evictions are going to touch is loaded meanwhile.
-    const int64_t run = std::min(count - done, kEvictionRun);
-    const int64_t num_foreseen = eviction_.foresee_victims(run, out_blocks + done);
-    for (int64_t i = done; i < done + num_foreseen; ++i) index_.prefetch(records_[out_blocks[i]].hash);
-    for (int64_t i = done; i < done + run; ++i) {
-      out_blocks[i] = eviction_.choose_victim();
-      evict(out_blocks[i]);
-    }
-    done += run;
+  while (count > 0) {
+    const int64_t run = eviction_.pop_victims(std::min(count, kEvictionRun), out_blocks);
+    for (int64_t i = 0; i < run; ++i) index_.prefetch(records_[out_blocks[i]].hash);
+    for (int64_t i = 0; i < run; ++i) finish_eviction(out_blocks[i]);
+    out_blocks += run;
+    count -= run;
   }
 }
 

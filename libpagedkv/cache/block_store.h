@@ -53,7 +53,9 @@ class BlockStore {
   // for a namespace; with kNoNamespace the caller gives each one to its own by set_owner, before anything else.
   void take(int64_t count, int32_t *out_blocks, uint32_t namespace_index);
   // A held block counts for this namespace from now on.
-  void set_owner(int32_t block, uint32_t namespace_index);
+  void set_owner(int32_t block, uint32_t namespace_index) {
+    if (records_[block].namespace_index != namespace_index) change_owner(block, namespace_index);
+  }
   // One more holder for a block that is held or cached. hit: because it was found by its hash, which counts as a use.
   void hold(int32_t block) {
     if (records_[block].holders++ == 0) leave_cached(block);
@@ -122,11 +124,13 @@ class BlockStore {
   Status validate() const;
 
  private:
+  void change_owner(int32_t block, uint32_t namespace_index);
   void leave_cached(int32_t block);
   void uncount_cached(int32_t block);
   void unhash(int32_t block);
+  void unregister(int32_t block);
   void forget(int32_t block);
-  void evict(int32_t block);
+  void finish_eviction(int32_t block);
   void evict_victims(int64_t count, int32_t *out_blocks);
   void append_owned(NamespaceRecord *owner, int32_t block);
   void remove_owned(NamespaceRecord *owner, int32_t block);

@@ -166,29 +166,52 @@ void Eviction::leave_order(uint32_t level) {
   order_.erase(order_.begin() + static_cast<std::ptrdiff_t>(place));
 }
 
-int32_t Eviction::choose_victim() {
+int64_t Eviction::pop_victims(int64_t count, int32_t *out) {
+  if (keeps_places_) {
+    uint32_t level = 0;
+    out[0] = choose_victim(&level);
+    forget(out[0], level);
+    return 1;
+  }
+  const uint32_t level_index = order_.front();
+  Level &level = levels_[level_index];
+  const int queue_index = __builtin_ctzll(level.filled);
+  Queue &queue = queue_of(level_index, queue_index);
+  int64_t num_popped = 0;
+  int32_t block = queue.first;
+  for (int32_t previous = kNoBlock; num_popped < count && block != kNoBlock; previous = out[num_popped - 1]) {
+    // Blocks released together mostly have ids in a row, so the queue runs on in the same stride.
+    const int64_t ahead = block + 16 * (static_cast<int64_t>(block) - previous);
+    if (previous != kNoBlock && ahead >= 0 && ahead < num_blocks_) __builtin_prefetch(&records_[ahead], 1);
+    BlockRecord &record = records_[block];
+    out[num_popped++] = block;
+    block = record.next;
+    record.queue = kUnqueued;
+    record.frequency = 0;
+    record.previous = record.next = kNoBlock;
+  }
+  queue.first = block;
+  if (block == kNoBlock) {
+    queue.last = kNoBlock;
+    level.filled &= level.filled - 1;
+    if (level.filled == 0) leave_order(level_index);
+  } else {
+    records_[block].previous = kNoBlock;
+  }
+  if (policy_ == PKV_EVICTION_SLRU && queue_index == kProtected) num_protected_ -= num_popped;
+  return num_popped;
+}
+
+// It is still queued, in the level given.
+int32_t Eviction::choose_victim(uint32_t *out_level) {
   for (;;) {
     assert(!order_.empty());
     const uint32_t level = order_.front();
     const int32_t block = policy_ == PKV_EVICTION_S3FIFO ? choose_s3_in(level) : choose_in(level);
+    *out_level = level;
     if (block != kNoBlock) return block;
     // Held blocks alone were queued: the level is empty now.
   }
-}
-
-int64_t Eviction::foresee_victims(int64_t count, int32_t *out) const {
-  if (order_.empty()) return 0;
-  const uint32_t level = order_.front();
-  int64_t num_found = 0;
-  int32_t previous = kNoBlock;
-  for (int32_t block = queue_of(level, __builtin_ctzll(levels_[level].filled)).first;
-       block != kNoBlock && num_found < count; block = records_[block].next) {
-    // Blocks released together mostly have ids in a row, so the queue runs on in the same stride.
-    const int64_t ahead = block + 16 * (static_cast<int64_t>(block) - previous);
-    if (previous != kNoBlock && ahead >= 0 && ahead < num_blocks_) __builtin_prefetch(&records_[ahead], 1);
-    out[num_found++] = previous = block;
-  }
-  return num_found;
 }
 
 int32_t Eviction::choose_in(uint32_t level) {

@@ -42,7 +42,7 @@ class Eviction {
 
   // Nobody holds a registered block any more; somebody does again. Its level stays the same in between.
   void cache(int32_t block, uint32_t level) {
-    if (records_[block].queue == kUnqueued) append(block, level, choose_queue(block));
+    if (records_[block].queue == kUnqueued) append(block, level, num_queues_ == 1 ? 0 : choose_queue(block));
     if (num_protected_ > max_protected_) limit_protected(level);
   }
   void hold(int32_t block, uint32_t level) {
@@ -61,10 +61,8 @@ class Eviction {
     leave(block, level);
     records_[block].frequency = 0;
   }
-  // Of at least one cached block, the one to evict now. It is still queued.
-  int32_t choose_victim();
-  // Probably the next victims, up to count of them; how many. Their records are being loaded.
-  int64_t foresee_victims(int64_t count, int32_t *out) const;
+  // Unlinks the blocks to evict now, up to count of them, in order; how many, at least one of at least one cached.
+  int64_t pop_victims(int64_t count, int32_t *out);
   // No block is cached; ghosts go too.
   void reset() { ghosts_.clear(); }
 
@@ -101,6 +99,7 @@ class Eviction {
   }
   size_t find_priority(const std::vector<uint32_t> &sorted, int32_t priority) const;
 
+  int32_t choose_victim(uint32_t *out_level);
   uint8_t choose_queue(int32_t block);
   uint8_t choose_s3_queue(BlockRecord *record);
   void count_use(int32_t block);

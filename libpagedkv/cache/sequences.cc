@@ -322,6 +322,7 @@ void Cache::settle_to(Sequence *sequence, int64_t position, int64_t first_new,
   if (!prefix_caching_ || first >= end) return;
   const int32_t *table = sequence->table.data();
   const Chain &chain = sequence->chain;
+  const bool has_regions = !chain.regions.empty(), starts_stale = is_stale(chain.first);
   Hash128 parents[kSettledRun], hashes[kSettledRun];  // of a run of blocks
   Hash128 hash = first == 0 ? Hash128() : blocks_.record(table[first - 1]).hash;
   for (int64_t i = first; i < end;) {
@@ -337,7 +338,7 @@ void Cache::settle_to(Sequence *sequence, int64_t position, int64_t first_new,
     for (int64_t j = 0; j < run; ++j, ++i) {
       const int32_t block = table[i];
       if (blocks_.record(block).is_hashed) continue;
-      blocks_.set_hash(block, parents[j], hashes[j], is_stale(chain.at(i)));
+      blocks_.set_hash(block, parents[j], hashes[j], has_regions ? is_stale(chain.at(i)) : starts_stale);
       if (i > 0) blocks_.set_child(table[i - 1], block);
       if (hashed_blocks != nullptr && (i + 1) * block_size > first_new) {
         HashedBlock &hashed = hashed_blocks->emplace_back();  // filled in place: a copy would wait for its parts
