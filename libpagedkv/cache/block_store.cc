@@ -108,24 +108,32 @@ int32_t BlockStore::guess_child(int32_t parent_block, const Hash128 &parent, con
   return is_it ? child : kNoBlock;
 }
 
-void BlockStore::set_hash(int32_t block, const Hash128 &parent, const Hash128 &hash, bool is_stale) {
-  BlockRecord &record = records_[block];
-  assert(!record.is_hashed && record.holders > 0);
-  const int32_t twin = index_.find_or_insert(hash, block, [&](int32_t other) {
-    return records_[other].hash == hash && equals_tokens(tokens(other), tokens(block), block_size_);
-  });
-  record.hash = hash;
-  record.parent = parent;
-  record.child = kNoBlock;
-  record.is_hashed = true;
-  record.is_stale = is_stale;
-  retention_.forget_level(block);
-  if (twin == kNoBlock) {
-    last_uses_[block] = ++clock_;
-    record.is_registered = true;
-    ++registrations_;
-    return;
+void BlockStore::set_hashes(const int32_t *blocks, const Hash128 *parents, const Hash128 *hashes, int64_t count,
+                            bool is_stale) {
+  for (int64_t i = 0; i < count; ++i) {
+    const int32_t block = blocks[i];
+    BlockRecord &record = records_[block];
+    assert(!record.is_hashed && record.holders > 0);
+    const int32_t twin = index_.find_or_insert(hashes[i], block, [&](int32_t other) {
+      return records_[other].hash == hashes[i] && equals_tokens(tokens(other), tokens(block), block_size_);
+    });
+    record.hash = hashes[i];
+    record.parent = parents[i];
+    record.is_hashed = true;
+    record.is_stale = is_stale;
+    record.is_registered = twin == kNoBlock;
+    retention_.forget_level(block);
+    if (twin == kNoBlock) {
+      last_uses_[block] = ++clock_;
+      ++registrations_;
+    } else {
+      add_duplicate(twin, block);
+    }
   }
+}
+
+void BlockStore::add_duplicate(int32_t twin, int32_t block) {
+  BlockRecord &record = records_[block];
   record.previous = twin;
   record.next = records_[twin].duplicates;
   if (record.next != kNoBlock) records_[record.next].previous = block;

@@ -76,9 +76,12 @@ class BlockStore {
   // which may be stale or name another child. kNoBlock says nothing.
   int32_t guess_child(int32_t parent_block, const Hash128 &parent, const int64_t *tokens) const;
   void set_child(int32_t parent_block, int32_t child) { records_[parent_block].child = child; }
-  // Gives a held block its hash, which extends `parent`: registered, unless a block with equal content is. is_stale:
-  // under an epoch of its namespace that is over.
-  void set_hash(int32_t block, const Hash128 &parent, const Hash128 &hash, bool is_stale);
+  // Gives held blocks their hashes, which extend `parents`: each is registered, unless a block with equal content is.
+  // is_stale: under an epoch of their namespace that is over. [count] each.
+  void set_hashes(const int32_t *blocks, const Hash128 *parents, const Hash128 *hashes, int64_t count, bool is_stale);
+  void set_hash(int32_t block, const Hash128 &parent, const Hash128 &hash, bool is_stale) {
+    set_hashes(&block, &parent, &hash, 1, is_stale);
+  }
 
   // Starts to load what an access soon to come will touch. Any number may be given.
   void prefetch_block(int64_t block) const {
@@ -129,6 +132,7 @@ class BlockStore {
   void uncount_cached(int32_t block);
   void unhash(int32_t block);
   void unregister(int32_t block);
+  void add_duplicate(int32_t twin, int32_t block);
   void forget(int32_t block);
   void finish_eviction(int32_t block);
   void evict_victims(int64_t count, int32_t *out_blocks);

@@ -39,8 +39,8 @@ Status read_chain(const pkv_open_options &options, int32_t block_size, const Nam
 
 Status Cache::make_chain(const pkv_open_options &options, Chain *out) {
   Namespaces &namespaces = blocks_.namespaces();
-  return read_chain(options, layout_.block_size(), namespaces,
-                    [&](uint64_t id) { return namespaces.find_or_create(id); }, out);
+  return read_chain(
+      options, layout_.block_size(), namespaces, [&](uint64_t id) { return namespaces.find_or_create(id); }, out);
 }
 
 Status Cache::find_chain(const pkv_open_options &options, Chain *out) const {
