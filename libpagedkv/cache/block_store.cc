@@ -57,13 +57,16 @@ void BlockStore::change_owner(int32_t block, uint32_t namespace_index) {
   ++namespaces_.change(namespace_index).held;
 }
 
-void BlockStore::hit(int32_t block) {
-  const uint32_t distance = clock_ - last_uses_[block];
-  std::atomic<int64_t> &count = reuse_distance_[distance < 2 ? 0 : 31 - __builtin_clz(distance)];
-  count.store(count.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-  last_uses_[block] = ++clock_;
-  hold(block);
-  eviction_.count_hit(block);
+void BlockStore::hit(const int32_t *blocks, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    const int32_t block = blocks[i];
+    const uint32_t distance = clock_ - last_uses_[block];
+    std::atomic<int64_t> &uses = reuse_distance_[distance < 2 ? 0 : 31 - __builtin_clz(distance)];
+    uses.store(uses.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    last_uses_[block] = ++clock_;
+    hold(block);
+    eviction_.count_hit(block);
+  }
 }
 
 void BlockStore::release(const int32_t *blocks, int64_t count, uint32_t level) {
@@ -98,14 +101,23 @@ int32_t BlockStore::find(const Hash128 &hash, const int64_t *tokens) const {
   });
 }
 
-int32_t BlockStore::guess_child(int32_t parent_block, const Hash128 &parent, const int64_t *tokens) const {
-  const int32_t child = records_[parent_block].child;
-  if (child == kNoBlock) return kNoBlock;
-  const BlockRecord &record = records_[child];
-  // A registered block is what it is by its parent and its tokens; so these two decide, whatever the hint is worth.
-  const bool is_it = record.is_registered && record.parent == parent &&
-                     equals_tokens(this->tokens(child), tokens, block_size_);
-  return is_it ? child : kNoBlock;
+int64_t BlockStore::follow_hints(int32_t previous, const int64_t *tokens, int64_t count, int32_t *out) const {
+  int64_t num_found = 0;
+  for (; num_found < count; ++num_found, tokens += block_size_) {
+    const BlockRecord &parent = records_[previous];
+    const int32_t child = parent.child;
+    if (child == kNoBlock) break;
+    const BlockRecord &record = records_[child];
+    // Blocks taken together mostly have ids in a row.
+    prefetch_block(child + 6 * (static_cast<int64_t>(child) - previous));
+    // A registered block is what it is by its parent and its tokens; so these two decide, whatever the hint is worth.
+    if (!record.is_registered || record.is_stale || record.parent != parent.hash ||
+        !equals_tokens(this->tokens(child), tokens, block_size_)) {
+      break;
+    }
+    out[num_found] = previous = child;
+  }
+  return num_found;
 }
 
 void BlockStore::set_hashes(const int32_t *blocks, const Hash128 *parents, const Hash128 *hashes, int64_t count,
@@ -126,6 +138,7 @@ void BlockStore::set_hashes(const int32_t *blocks, const Hash128 *parents, const
     if (twin == kNoBlock) {
       last_uses_[block] = ++clock_;
       ++registrations_;
+      if (events_ != nullptr && !is_stale) events_->tell_stored(block, namespace_id(block));
     } else {
       add_duplicate(twin, block);
     }
@@ -142,7 +155,7 @@ void BlockStore::add_duplicate(int32_t twin, int32_t block) {
 
 void BlockStore::drop_hash(int32_t block) {
   if (!is_cached(block)) return unhash(block);
-  uncount_cached(block);
+  uncount_cached(block, &namespaces_.change(records_[block].namespace_index));
   unhash(block);
   forget(block);
   free_to_pool(&block, 1);
@@ -152,6 +165,7 @@ void BlockStore::drop_hash(int32_t block) {
 void BlockStore::unhash(int32_t block) {
   BlockRecord &record = records_[block];
   assert(record.is_hashed);
+  const bool tells = events_ != nullptr && record.is_registered && !record.is_stale;
   record.is_hashed = record.is_stale = false;
   if (!record.is_registered) {
     BlockRecord &previous = records_[record.previous];
@@ -167,11 +181,11 @@ void BlockStore::unhash(int32_t block) {
   }
   eviction_.forget(block, retention_.level_of(block));
   retention_.forget_level(block);
-  unregister(block);
+  unregister(block, tells);
 }
 
-// Takes a block out of the index; its first duplicate takes over.
-void BlockStore::unregister(int32_t block) {
+// Takes a block out of the index; its first duplicate takes over. tells: readers of events know of the block.
+void BlockStore::unregister(int32_t block, bool tells) {
   BlockRecord &record = records_[block];
   index_.erase(record.hash, block);
   record.is_registered = false;
@@ -186,6 +200,9 @@ void BlockStore::unregister(int32_t block) {
     successor.is_registered = true;
     index_.insert(successor.hash, heir);
     ++registrations_;
+    if (tells) events_->tell_moved(heir, namespace_id(heir));
+  } else if (tells) {
+    events_->tell_removed(block, namespace_id(block));
   }
 }
 
@@ -199,10 +216,12 @@ void BlockStore::evict_until(int64_t count) {
 }
 
 void BlockStore::clear_cached() {
+  if (events_ != nullptr) events_->tell_all_cleared();
   for (int32_t block = 0; num_cached_ > 0; ++block) {
     if (is_cached(block)) drop_hash(block);
   }
   eviction_.reset();
+  if (events_ != nullptr) events_->resume();
 }
 
 void BlockStore::set_hint(int32_t block, uint32_t hint) {
@@ -253,6 +272,7 @@ void BlockStore::evict_owned(uint32_t namespace_index, int64_t count) {
 }
 
 int64_t BlockStore::invalidate(uint32_t namespace_index) {
+  if (events_ != nullptr) events_->tell_namespace_cleared(namespaces_[namespace_index].id);
   int64_t num_dropped = 0;
   for (int32_t block = 0; block < num_blocks(); ++block) {
     BlockRecord &record = records_[block];
@@ -264,21 +284,40 @@ int64_t BlockStore::invalidate(uint32_t namespace_index) {
       ++num_dropped;
     }
   }
+  if (events_ != nullptr) events_->resume();
+  return num_dropped;
+}
+
+int64_t BlockStore::forget_all_but(const std::vector<bool> &is_kept) {
+  int64_t num_dropped = 0;
+  for (int32_t block = 0; block < num_blocks(); ++block) {
+    BlockRecord &record = records_[block];
+    if (!record.is_registered || record.is_stale || is_kept[static_cast<size_t>(block)]) continue;
+    if (record.holders == 0) {
+      drop_hash(block);
+      ++num_dropped;
+      continue;
+    }
+    if (events_ != nullptr) events_->tell_removed(block, namespace_id(block));
+    for (int32_t twin = block; twin != kNoBlock; twin = twin == block ? record.duplicates : records_[twin].next) {
+      records_[twin].is_stale = true;
+    }
+  }
   return num_dropped;
 }
 
 // A cached block is held again.
 void BlockStore::leave_cached(int32_t block) {
-  uncount_cached(block);
-  ++namespaces_[records_[block].namespace_index].held;
+  NamespaceRecord &owner = namespaces_.change(records_[block].namespace_index);
+  uncount_cached(block, &owner);
+  ++owner.held;
   eviction_.hold(block, retention_.level_of(block));
 }
 
-void BlockStore::uncount_cached(int32_t block) {
-  NamespaceRecord &owner = namespaces_.change(records_[block].namespace_index);
+void BlockStore::uncount_cached(int32_t block, NamespaceRecord *owner) {
   --num_cached_;
-  --owner.cached;
-  if (owner.quota != 0) remove_owned(&owner, block);
+  --owner->cached;
+  if (owner->quota != 0) remove_owned(owner, block);
 }
 
 // A block without hash goes back to the pool, or to another owner.
@@ -290,11 +329,12 @@ void BlockStore::forget(int32_t block) {
 // Of a cached block that is queued no more: leaves it owned in the pool, with neither holder nor hash.
 void BlockStore::finish_eviction(int32_t block) {
   BlockRecord &record = records_[block];
-  uncount_cached(block);
-  ++namespaces_[record.namespace_index].evictions;
+  NamespaceRecord &owner = namespaces_.change(record.namespace_index);
+  uncount_cached(block, &owner);
+  ++owner.evictions;
   ++evictions_;
   record.is_hashed = false;
-  unregister(block);
+  unregister(block, events_ != nullptr);
   forget(block);
 }
 

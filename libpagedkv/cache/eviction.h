@@ -105,6 +105,9 @@ class Eviction {
   void count_use(int32_t block);
   void append(int32_t block, uint32_t level, uint8_t queue);
   void unlink(int32_t block, uint32_t level);
+  void count_queued(uint32_t level, uint8_t queue, int change);
+  void mark_filled(uint32_t level, uint8_t queue);
+  void mark_empty(uint32_t level, uint8_t queue);
   void limit_protected(uint32_t level);
   void enter_order(uint32_t level);
   void leave_order(uint32_t level);
@@ -115,6 +118,7 @@ class Eviction {
   const bool keeps_places_;
   const int num_queues_;
   const uint8_t max_frequency_;
+  const bool counts_queues_;
   const int64_t max_protected_;
   const int64_t min_small_;
   BlockRecord *const records_;
@@ -127,5 +131,33 @@ class Eviction {
   int64_t num_protected_ = 0;
   GhostTable ghosts_;
 };
+
+inline void Eviction::append(int32_t block, uint32_t level, uint8_t queue_index) {
+  BlockRecord &record = records_[block];
+  Queue &queue = queue_of(level, queue_index);
+  record.queue = queue_index;
+  record.previous = queue.last;
+  record.next = kNoBlock;
+  if (queue.last == kNoBlock) {
+    queue.first = block;
+    mark_filled(level, queue_index);
+  } else {
+    records_[queue.last].next = block;
+  }
+  queue.last = block;
+  if (counts_queues_) count_queued(level, queue_index, 1);
+}
+
+inline void Eviction::unlink(int32_t block, uint32_t level) {
+  BlockRecord &record = records_[block];
+  const uint8_t queue_index = record.queue;
+  Queue &queue = queue_of(level, queue_index);
+  (record.previous == kNoBlock ? queue.first : records_[record.previous].next) = record.next;
+  (record.next == kNoBlock ? queue.last : records_[record.next].previous) = record.previous;
+  record.queue = kUnqueued;
+  record.previous = record.next = kNoBlock;
+  if (queue.first == kNoBlock) mark_empty(level, queue_index);
+  if (counts_queues_) count_queued(level, queue_index, -1);
+}
 
 }  // namespace pkv

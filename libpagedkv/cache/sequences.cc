@@ -94,8 +94,8 @@ void Cache::take_prefix(Sequence *sequence, int64_t num_blocks) {
   const int64_t first = sequence->length / layout_.block_size();
   std::memmove(table + first + num_blocks, table + first,
                sizeof(int32_t) * static_cast<size_t>(sequence->num_blocks - first));
+  blocks_.hit(matched_.data(), num_blocks);
   for (int64_t i = 0; i < num_blocks; ++i) {
-    blocks_.hit(matched_[i]);
     table[first + i] = matched_[i];
     if (first + i > 0) blocks_.set_child(table[first + i - 1], matched_[i]);
   }
@@ -256,6 +256,7 @@ Status Cache::reserve(pkv_sequence id, int64_t num_tokens) {
       quota_evictions_.clear();
       const Status status = plan_quota_growth(*sequence, first, first + needed, 0, &quota_evictions_);
       finish_quota_plan(&quota_evictions_);
+      publish();
       PKV_TRY(status);
       evict_over_quota(quota_evictions_);
     }
@@ -327,7 +328,7 @@ void Cache::settle_to(Sequence *sequence, int64_t position, int64_t first_new,
   Hash128 hash = first == 0 ? Hash128() : blocks_.record(table[first - 1]).hash;
   for (int64_t i = first; i < end;) {
     const int64_t run_end = std::min(end, i + kSettledRun);
-    const bool was_stale = is_stale(chain.at(i));
+    const bool was_stale = is_stale(chain, i);
     int64_t count = 0, num_unreported = 0;
     for (; i < run_end; ++i) {
       const int32_t block = table[i];
@@ -338,7 +339,11 @@ void Cache::settle_to(Sequence *sequence, int64_t position, int64_t first_new,
         hash = record.hash;
         continue;
       }
-      if (!chain.regions.empty() && is_stale(chain.at(i)) != was_stale) break;  // starts a run of its own
+      if (!chain.regions.empty() && is_stale(chain, i) != was_stale) break;  // starts a run of its own
+      if (events_ != nullptr) {
+        events_->name(block, i == 0 ? kNoBlock : table[i - 1], chain.at(i).id, blocks_.tokens(block),
+                      layout_.block_size());
+      }
       hash = hasher_.extend(parent, blocks_.tokens(block));
       blocks_.prefetch_hash(hash);
       blocks[count] = block;
