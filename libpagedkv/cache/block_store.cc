@@ -13,6 +13,24 @@ namespace {
 // Evicted together: what the next ones need is loaded meanwhile.
 constexpr int64_t kEvictionRun = 32;
 
+// The namespaces of blocks that follow each other, mostly one.
+class OwnerOfRun {
+ public:
+  explicit OwnerOfRun(Namespaces *namespaces) : namespaces_(namespaces) {}
+  NamespaceRecord *of(const BlockRecord &record) {
+    if (record.namespace_index != index_) {
+      index_ = record.namespace_index;
+      owner_ = &namespaces_->change(index_);
+    }
+    return owner_;
+  }
+
+ private:
+  Namespaces *const namespaces_;
+  uint32_t index_ = kNoNamespace;
+  NamespaceRecord *owner_ = nullptr;
+};
+
 }  // namespace
 
 BlockStore::BlockStore(std::shared_ptr<Pool> pool, int32_t block_size, bool is_indexed, pkv_eviction eviction)
@@ -58,19 +76,22 @@ void BlockStore::change_owner(int32_t block, uint32_t namespace_index) {
 }
 
 void BlockStore::hit(const int32_t *blocks, int64_t count) {
+  OwnerOfRun owner(&namespaces_);
   for (int64_t i = 0; i < count; ++i) {
     const int32_t block = blocks[i];
     const uint32_t distance = clock_ - last_uses_[block];
     std::atomic<int64_t> &uses = reuse_distance_[distance < 2 ? 0 : 31 - __builtin_clz(distance)];
     uses.store(uses.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
     last_uses_[block] = ++clock_;
-    hold(block);
+    BlockRecord &record = records_[block];
+    if (record.holders++ == 0) leave_cached(block, owner.of(record));
     eviction_.count_hit(block);
   }
 }
 
 void BlockStore::release(const int32_t *blocks, int64_t count, uint32_t level) {
   const bool raises = level != kNoLevel && retention_.follows_priority();
+  OwnerOfRun owner_of_run(&namespaces_);
   int64_t num_freed = 0;
   for (int64_t i = count - 1; i >= 0; --i) {
     const int32_t block = blocks[i];
@@ -79,12 +100,12 @@ void BlockStore::release(const int32_t *blocks, int64_t count, uint32_t level) {
     assert(record.holders > 0 && record.namespace_index != kNoNamespace);
     if (raises) retention_.raise(block, level);
     if (--record.holders > 0) continue;
-    NamespaceRecord &owner = namespaces_.change(record.namespace_index);
-    --owner.held;
+    NamespaceRecord *owner = owner_of_run.of(record);
+    --owner->held;
     if (record.is_registered && !record.is_stale) {
       ++num_cached_;
-      ++owner.cached;
-      if (owner.quota != 0) append_owned(&owner, block);
+      ++owner->cached;
+      if (owner->quota != 0) append_owned(owner, block);
       eviction_.cache(block, retention_.level_of(block));
     } else {
       if (record.is_hashed) unhash(block);
@@ -97,7 +118,7 @@ void BlockStore::release(const int32_t *blocks, int64_t count, uint32_t level) {
 
 int32_t BlockStore::find(const Hash128 &hash, const int64_t *tokens) const {
   return index_.find(hash, [&](int32_t block) {
-    return records_[block].hash == hash && equals_tokens(this->tokens(block), tokens, block_size_);
+    return records_[block].hash == hash && equals_row(this->tokens(block), tokens, block_size_);
   });
 }
 
@@ -112,7 +133,7 @@ int64_t BlockStore::follow_hints(int32_t previous, const int64_t *tokens, int64_
     prefetch_block(child + 6 * (static_cast<int64_t>(child) - previous));
     // A registered block is what it is by its parent and its tokens; so these two decide, whatever the hint is worth.
     if (!record.is_registered || record.is_stale || record.parent != parent.hash ||
-        !equals_tokens(this->tokens(child), tokens, block_size_)) {
+        !equals_row(this->tokens(child), tokens, block_size_)) {
       break;
     }
     out[num_found] = previous = child;
@@ -127,7 +148,7 @@ void BlockStore::set_hashes(const int32_t *blocks, const Hash128 *parents, const
     BlockRecord &record = records_[block];
     assert(!record.is_hashed && record.holders > 0);
     const int32_t twin = index_.find_or_insert(hashes[i], block, [&](int32_t other) {
-      return records_[other].hash == hashes[i] && equals_tokens(tokens(other), tokens(block), block_size_);
+      return records_[other].hash == hashes[i] && equals_row(tokens(other), tokens(block), block_size_);
     });
     record.hash = hashes[i];
     record.parent = parents[i];
@@ -256,7 +277,7 @@ void BlockStore::set_quota(uint32_t namespace_index, int64_t quota) {
 }
 
 void BlockStore::evict_owned(uint32_t namespace_index, int64_t count) {
-  NamespaceRecord &owner = namespaces_[namespace_index];
+  NamespaceRecord &owner = namespaces_.change(namespace_index);
   for (; count > 0 && owner.first_own != kNoBlock; --count) {
     int32_t lowest = owner.first_own;
     const auto priority = [this](int32_t block) { return eviction_.level_priority(retention_.level_of(block)); };
@@ -266,7 +287,7 @@ void BlockStore::evict_owned(uint32_t namespace_index, int64_t count) {
       }
     }
     eviction_.forget(lowest, retention_.level_of(lowest));
-    finish_eviction(lowest);
+    finish_eviction(lowest, &owner);
     free_to_pool(&lowest, 1);
   }
 }
@@ -307,10 +328,9 @@ int64_t BlockStore::forget_all_but(const std::vector<bool> &is_kept) {
 }
 
 // A cached block is held again.
-void BlockStore::leave_cached(int32_t block) {
-  NamespaceRecord &owner = namespaces_.change(records_[block].namespace_index);
-  uncount_cached(block, &owner);
-  ++owner.held;
+void BlockStore::leave_cached(int32_t block, NamespaceRecord *owner) {
+  uncount_cached(block, owner);
+  ++owner->held;
   eviction_.hold(block, retention_.level_of(block));
 }
 
@@ -327,11 +347,10 @@ void BlockStore::forget(int32_t block) {
 }
 
 // Of a cached block that is queued no more: leaves it owned in the pool, with neither holder nor hash.
-void BlockStore::finish_eviction(int32_t block) {
+void BlockStore::finish_eviction(int32_t block, NamespaceRecord *owner) {
   BlockRecord &record = records_[block];
-  NamespaceRecord &owner = namespaces_.change(record.namespace_index);
-  uncount_cached(block, &owner);
-  ++owner.evictions;
+  uncount_cached(block, owner);
+  ++owner->evictions;
   ++evictions_;
   record.is_hashed = false;
   unregister(block, events_ != nullptr);
@@ -340,10 +359,11 @@ void BlockStore::finish_eviction(int32_t block) {
 
 // count <= num_cached().
 void BlockStore::evict_victims(int64_t count, int32_t *out_blocks) {
+  OwnerOfRun owner(&namespaces_);
   while (count > 0) {
     const int64_t run = eviction_.pop_victims(std::min(count, kEvictionRun), out_blocks);
     for (int64_t i = 0; i < run; ++i) index_.prefetch(records_[out_blocks[i]].hash);
-    for (int64_t i = 0; i < run; ++i) finish_eviction(out_blocks[i]);
+    for (int64_t i = 0; i < run; ++i) finish_eviction(out_blocks[i], owner.of(records_[out_blocks[i]]));
     out_blocks += run;
     count -= run;
   }

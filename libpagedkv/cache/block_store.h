@@ -63,7 +63,8 @@ class BlockStore {
   // One more holder for a block that is held or cached. hit: because they were found by their hashes, which counts as a
   // use.
   void hold(int32_t block) {
-    if (records_[block].holders++ == 0) leave_cached(block);
+    BlockRecord &record = records_[block];
+    if (record.holders++ == 0) leave_cached(block, &namespaces_.change(record.namespace_index));
   }
   void hit(const int32_t *blocks, int64_t count);
   // One holder less for each, last to first; without holders a registered block becomes cached, another uncached. level:
@@ -136,14 +137,14 @@ class BlockStore {
 
  private:
   void change_owner(int32_t block, uint32_t namespace_index);
-  void leave_cached(int32_t block);
+  void leave_cached(int32_t block, NamespaceRecord *owner);
   void uncount_cached(int32_t block, NamespaceRecord *owner);
   void unhash(int32_t block);
   void unregister(int32_t block, bool tells);
   void add_duplicate(int32_t twin, int32_t block);
   void forget(int32_t block);
   uint64_t namespace_id(int32_t block) const { return namespaces_[records_[block].namespace_index].id; }
-  void finish_eviction(int32_t block);
+  void finish_eviction(int32_t block, NamespaceRecord *owner);
   void evict_victims(int64_t count, int32_t *out_blocks);
   void append_owned(NamespaceRecord *owner, int32_t block);
   void remove_owned(NamespaceRecord *owner, int32_t block);
