@@ -12,6 +12,7 @@ using namespace pkv;
 namespace {
 
 constexpr int32_t kMaxGroups = 1024;
+constexpr int64_t kMaxEvents = int64_t{1} << 32;
 
 Status check_cache(const pkv_cache *cache) { return check_pointer("cache", cache); }
 
@@ -38,11 +39,7 @@ Status read_layout(const pkv_layout *layout, Layout *out) {
 }
 
 Status check_eviction(pkv_eviction eviction) {
-  static const char *const names[] = {"lru", "lfu", "priority", "fifo", "slru", "s3fifo"};
-  if (eviction == PKV_EVICTION_LRU) return PKV_OK;
-  if (eviction > PKV_EVICTION_LRU && eviction <= PKV_EVICTION_S3FIFO) {
-    return fail(PKV_UNSUPPORTED, "eviction \"%s\" is not available in this version; \"lru\" is", names[eviction]);
-  }
+  if (eviction >= PKV_EVICTION_LRU && eviction <= PKV_EVICTION_S3FIFO) return PKV_OK;
   return fail(PKV_INVALID_ARGUMENT, "eviction is %d, unknown", static_cast<int>(eviction));
 }
 
@@ -117,7 +114,15 @@ pkv_status pkv_cache_create(const pkv_cache_options *options, pkv_cache **out) {
     PKV_TRY(read_layout(given.layout, &cache_options.layout));
     PKV_TRY(read_toggle("prefix_caching", given.prefix_caching, true, &cache_options.prefix_caching));
     PKV_TRY(check_eviction(given.eviction));
+    cache_options.eviction = given.eviction;
     cache_options.hash_seed = given.hash_seed;
+    if (given.low_water < 0) return fail(PKV_INVALID_ARGUMENT, "low_water is %" PRId64 ", negative", given.low_water);
+    cache_options.low_water = given.low_water;
+    if (given.event_capacity < 0 || given.event_capacity > kMaxEvents) {
+      return fail(PKV_INVALID_ARGUMENT, "event_capacity is %" PRId64 ", not in 0 to %" PRId64, given.event_capacity,
+                  kMaxEvents);
+    }
+    cache_options.event_capacity = given.event_capacity;
     Backend *backend = nullptr;
     PKV_TRY(open_backend(given.device, &backend));
     const uint64_t block_bytes = cache_options.layout.block_bytes();

@@ -37,9 +37,18 @@ BlockHasher::BlockHasher(uint64_t seed, int32_t block_size)
   for (uint64_t &word : chain_key_) word = next_word(&state);
 }
 
-Hash128 BlockHasher::root(uint64_t namespace_id) const {
-  // Injective in the namespace: an odd factor is invertible.
-  return {namespace_id * (chain_key_[0] | 1) + chain_key_[1], chain_key_[2]};
+Hash128 BlockHasher::root(uint64_t namespace_id, uint32_t epoch) const {
+  // Injective in the pair: an odd factor is invertible.
+  return {namespace_id * (chain_key_[0] | 1) + chain_key_[1], chain_key_[2] + epoch};
+}
+
+Hash128 BlockHasher::branch(const Hash128 &parent, const Hash128 &root) const {
+  const uint64_t *chain = chain_key_;
+  const uint128 low = multiply(parent.low + chain[1], parent.high + chain[2]) +
+                      multiply(root.low + chain[3], root.high + chain[4]);
+  const uint128 high = multiply(parent.low + chain[3], parent.high + chain[4]) +
+                       multiply(root.low + chain[5], root.high + chain[6]);
+  return {fold(low), fold(high)};
 }
 
 Hash128 BlockHasher::extend(const Hash128 &parent, const int64_t *tokens) const {

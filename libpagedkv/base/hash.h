@@ -20,8 +20,10 @@ class BlockHasher {
   // seed 0: a random key.
   BlockHasher(uint64_t seed, int32_t block_size);
 
-  // The parent of a namespace's first blocks: different for different namespaces, whatever the key.
-  Hash128 root(uint64_t namespace_id) const;
+  // The parent of a namespace's first blocks: different for different namespaces and epochs, whatever the key.
+  Hash128 root(uint64_t namespace_id, uint32_t epoch) const;
+  // The parent of a block that a region of another namespace begins with: its own parent, keyed with that root too.
+  Hash128 branch(const Hash128 &parent, const Hash128 &root) const;
 
   // Hash of a full block. tokens: [block_size]
   Hash128 extend(const Hash128 &parent, const int64_t *tokens) const;

@@ -19,12 +19,15 @@ int64_t *allocate_tokens(int64_t num_blocks, int32_t block_size) {
 
 }  // namespace
 
-BlockStore::BlockStore(std::shared_ptr<Pool> pool, int32_t block_size, bool is_indexed)
+BlockStore::BlockStore(std::shared_ptr<Pool> pool, int32_t block_size, bool is_indexed, pkv_eviction eviction)
     : pool_(std::move(pool)),
       block_size_(block_size),
       records_(static_cast<size_t>(pool_->num_blocks())),
+      last_uses_(records_.size()),
       tokens_(allocate_tokens(pool_->num_blocks(), block_size), std::free),
       freed_(records_.size()),
+      eviction_(eviction, records_.data(), pool_->num_blocks()),
+      retention_(&eviction_, pool_->num_blocks()),
       num_uncached_(pool_->num_blocks()) {
   if (!is_indexed) return;
   size_t num_buckets = 2;
@@ -33,7 +36,7 @@ BlockStore::BlockStore(std::shared_ptr<Pool> pool, int32_t block_size, bool is_i
   bucket_mask_ = num_buckets - 1;
 }
 
-void BlockStore::take(int64_t count, int32_t *out_blocks) {
+void BlockStore::take(int64_t count, int32_t *out_blocks, uint32_t namespace_index) {
   assert(count <= num_available());
   const int64_t num_ready = count < num_uncached_ ? count : num_uncached_;
   if (num_ready > 0) {
@@ -43,24 +46,50 @@ void BlockStore::take(int64_t count, int32_t *out_blocks) {
     num_uncached_ -= num_ready;
   }
   for (int64_t i = num_ready; i < count; ++i) out_blocks[i] = evict_first();
-  for (int64_t i = 0; i < count; ++i) records_[out_blocks[i]].holders = 1;
+  for (int64_t i = 0; i < count; ++i) {
+    records_[out_blocks[i]].holders = 1;
+    records_[out_blocks[i]].namespace_index = namespace_index;
+  }
+  if (count > 0 && namespace_index != kNoNamespace) namespaces_.change(namespace_index).held += count;
 }
 
-void BlockStore::hold(int32_t block) {
-  if (records_[block].holders++ == 0) remove_cached(block);
+void BlockStore::set_owner(int32_t block, uint32_t namespace_index) {
+  BlockRecord &record = records_[block];
+  if (record.namespace_index == namespace_index) return;
+  if (record.namespace_index != kNoNamespace) --namespaces_.change(record.namespace_index).held;
+  record.namespace_index = namespace_index;
+  ++namespaces_.change(namespace_index).held;
 }
 
-void BlockStore::release(const int32_t *blocks, int64_t count) {
+void BlockStore::hit(int32_t block) {
+  const uint32_t distance = clock_ - last_uses_[block];
+  std::atomic<int64_t> &count = reuse_distance_[distance < 2 ? 0 : 31 - __builtin_clz(distance)];
+  count.store(count.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  last_uses_[block] = ++clock_;
+  hold(block);
+  eviction_.count_hit(block);
+}
+
+void BlockStore::release(const int32_t *blocks, int64_t count, uint32_t level) {
+  const bool raises = level != kNoLevel && retention_.follows_priority();
   int64_t num_freed = 0;
   for (int64_t i = count - 1; i >= 0; --i) {
-    BlockRecord &record = records_[blocks[i]];
-    assert(record.holders > 0);
+    const int32_t block = blocks[i];
+    BlockRecord &record = records_[block];
+    assert(record.holders > 0 && record.namespace_index != kNoNamespace);
+    if (raises) retention_.raise(block, level);
     if (--record.holders > 0) continue;
-    if (record.is_registered) {
-      append_cached(blocks[i]);
+    NamespaceRecord &owner = namespaces_.change(record.namespace_index);
+    --owner.held;
+    if (record.is_registered && !record.is_stale) {
+      ++num_cached_;
+      ++owner.cached;
+      if (owner.quota != 0) append_owned(&owner, block);
+      eviction_.cache(block, retention_.level_of(block));
     } else {
-      if (record.is_hashed) drop_hash(blocks[i]);
-      freed_[num_freed++] = blocks[i];
+      if (record.is_hashed) unhash(block);
+      forget(block);
+      freed_[num_freed++] = block;
     }
   }
   free_to_pool(freed_.data(), num_freed);
@@ -78,16 +107,20 @@ int32_t BlockStore::find(const Hash128 &hash, const int64_t *tokens) const {
   }
 }
 
-void BlockStore::set_hash(int32_t block, const Hash128 &hash) {
+void BlockStore::set_hash(int32_t block, const Hash128 &hash, bool is_stale) {
   BlockRecord &record = records_[block];
   assert(!record.is_hashed && record.holders > 0);
   const int32_t twin = find(hash, tokens(block));
   record.hash = hash;
   record.is_hashed = true;
+  record.is_stale = is_stale;
+  retention_.forget_level(block);
   if (twin == kNoBlock) {
+    last_uses_[block] = ++clock_;
     record.is_registered = true;
     insert_index(block);
     ++registrations_;
+    if (events_ != nullptr && !is_stale) events_->tell_stored(block, namespace_id(block));
     return;
   }
   record.previous = twin;
@@ -97,9 +130,19 @@ void BlockStore::set_hash(int32_t block, const Hash128 &hash) {
 }
 
 void BlockStore::drop_hash(int32_t block) {
+  if (!is_cached(block)) return unhash(block);
+  uncount_cached(block);
+  unhash(block);
+  forget(block);
+  free_to_pool(&block, 1);
+}
+
+// Whether anybody holds it is for the caller to see to, before or after.
+void BlockStore::unhash(int32_t block) {
   BlockRecord &record = records_[block];
   assert(record.is_hashed);
-  record.is_hashed = false;
+  const bool tells = events_ != nullptr && record.is_registered && !record.is_stale;
+  record.is_hashed = record.is_stale = false;
   if (!record.is_registered) {
     BlockRecord &previous = records_[record.previous];
     if (previous.is_registered && previous.duplicates == block) {
@@ -109,10 +152,11 @@ void BlockStore::drop_hash(int32_t block) {
     }
     if (record.next != kNoBlock) records_[record.next].previous = record.previous;
     record.previous = record.next = kNoBlock;
+    retention_.forget_level(block);
     return;
   }
-  const bool was_cached = record.holders == 0;
-  if (was_cached) remove_cached(block);
+  eviction_.forget(block, retention_.level_of(block));
+  retention_.forget_level(block);
   erase_index(block);
   record.is_registered = false;
   const int32_t heir = record.duplicates;
@@ -122,11 +166,14 @@ void BlockStore::drop_hash(int32_t block) {
     successor.duplicates = successor.next;
     if (successor.next != kNoBlock) records_[successor.next].previous = heir;
     successor.previous = successor.next = kNoBlock;
+    last_uses_[heir] = last_uses_[block];
     successor.is_registered = true;
     insert_index(heir);
     ++registrations_;
+    if (tells) events_->tell_moved(heir, namespace_id(heir));
+  } else if (tells) {
+    events_->tell_removed(block, namespace_id(block));
   }
-  if (was_cached) free_to_pool(&block, 1);
 }
 
 void BlockStore::evict_until(int64_t count) {
@@ -137,37 +184,140 @@ void BlockStore::evict_until(int64_t count) {
 }
 
 void BlockStore::clear_cached() {
-  while (first_cached_ != kNoBlock) drop_hash(first_cached_);
+  if (events_ != nullptr) events_->tell_all_cleared();
+  for (int32_t block = 0; num_cached_ > 0; ++block) {
+    if (is_cached(block)) drop_hash(block);
+  }
+  eviction_.reset();
+  if (events_ != nullptr) events_->resume();
 }
 
-void BlockStore::append_cached(int32_t block) {
-  BlockRecord &record = records_[block];
-  record.previous = last_cached_;
-  record.next = kNoBlock;
-  (last_cached_ == kNoBlock ? first_cached_ : records_[last_cached_].next) = block;
-  last_cached_ = block;
-  ++num_cached_;
+void BlockStore::set_hint(int32_t block, uint32_t hint) {
+  assert(records_[block].holders > 0);
+  eviction_.leave(block, retention_.level_of(block));  // a place that it has kept is one of its former level
+  retention_.set_hint(block, hint);
 }
 
-void BlockStore::remove_cached(int32_t block) {
-  BlockRecord &record = records_[block];
-  (record.previous == kNoBlock ? first_cached_ : records_[record.previous].next) = record.next;
-  (record.next == kNoBlock ? last_cached_ : records_[record.next].previous) = record.previous;
-  record.previous = record.next = kNoBlock;
+void BlockStore::end_hint(uint32_t hint) {
+  // Last to first, as blocks are released. The hint lives until its last block has let go of it.
+  for (int64_t i = static_cast<int64_t>(retention_.hinted_blocks(hint).size()) - 1; i >= 0; --i) {
+    const int32_t block = retention_.hinted_blocks(hint)[static_cast<size_t>(i)];
+    if (retention_.hint_of(block) != hint) continue;
+    eviction_.leave(block, retention_.level_of(block));
+    retention_.clear_hint(block);
+    if (is_cached(block)) eviction_.cache(block, retention_.level_of(block));
+  }
+}
+
+void BlockStore::set_quota(uint32_t namespace_index, int64_t quota) {
+  if (quota != 0 && owned_links_.empty()) owned_links_.resize(records_.size());
+  const int64_t former = namespaces_[namespace_index].quota;
+  namespaces_.set_quota(namespace_index, quota);
+  NamespaceRecord &owner = namespaces_[namespace_index];
+  if (quota == 0) {
+    owner.first_own = owner.last_own = kNoBlock;
+  } else if (former == 0) {
+    eviction_.for_each([&](int32_t block) {
+      if (records_[block].namespace_index == namespace_index && is_cached(block)) append_owned(&owner, block);
+    });
+  }
+}
+
+void BlockStore::evict_owned(uint32_t namespace_index, int64_t count) {
+  NamespaceRecord &owner = namespaces_[namespace_index];
+  for (; count > 0 && owner.first_own != kNoBlock; --count) {
+    int32_t lowest = owner.first_own;
+    const auto priority = [this](int32_t block) { return eviction_.level_priority(retention_.level_of(block)); };
+    if (eviction_.has_several_levels()) {
+      for (int32_t block = lowest; block != kNoBlock; block = owned_links_[block].next) {
+        if (priority(block) < priority(lowest)) lowest = block;
+      }
+    }
+    evict(lowest);
+    free_to_pool(&lowest, 1);
+  }
+}
+
+int64_t BlockStore::invalidate(uint32_t namespace_index) {
+  if (events_ != nullptr) events_->tell_namespace_cleared(namespaces_[namespace_index].id);
+  int64_t num_dropped = 0;
+  for (int32_t block = 0; block < num_blocks(); ++block) {
+    BlockRecord &record = records_[block];
+    if (record.namespace_index != namespace_index) continue;
+    if (record.holders > 0) {
+      record.is_stale = record.is_hashed;
+    } else {
+      drop_hash(block);
+      ++num_dropped;
+    }
+  }
+  if (events_ != nullptr) events_->resume();
+  return num_dropped;
+}
+
+int64_t BlockStore::forget_all_but(const std::vector<bool> &is_kept) {
+  int64_t num_dropped = 0;
+  for (int32_t block = 0; block < num_blocks(); ++block) {
+    BlockRecord &record = records_[block];
+    if (!record.is_registered || record.is_stale || is_kept[static_cast<size_t>(block)]) continue;
+    if (record.holders == 0) {
+      drop_hash(block);
+      ++num_dropped;
+      continue;
+    }
+    if (events_ != nullptr) events_->tell_removed(block, namespace_id(block));
+    for (int32_t twin = block; twin != kNoBlock; twin = twin == block ? record.duplicates : records_[twin].next) {
+      records_[twin].is_stale = true;
+    }
+  }
+  return num_dropped;
+}
+
+// A cached block is held again.
+void BlockStore::leave_cached(int32_t block) {
+  uncount_cached(block);
+  ++namespaces_[records_[block].namespace_index].held;
+  eviction_.hold(block, retention_.level_of(block));
+}
+
+void BlockStore::uncount_cached(int32_t block) {
+  NamespaceRecord &owner = namespaces_.change(records_[block].namespace_index);
   --num_cached_;
+  --owner.cached;
+  if (owner.quota != 0) remove_owned(&owner, block);
+}
+
+// A block without hash goes back to the pool, or to another owner.
+void BlockStore::forget(int32_t block) {
+  records_[block].namespace_index = kNoNamespace;
+  retention_.forget(block);
 }
 
 // Leaves the block owned in the pool, with neither holder nor hash.
-int32_t BlockStore::evict_first() {
-  const int32_t block = first_cached_;
-  assert(block != kNoBlock);
-  BlockRecord &record = records_[block];
-  remove_cached(block);
-  record.holders = 1;  // not cached any more: drop_hash leaves it to the caller
-  drop_hash(block);
-  record.holders = 0;
+void BlockStore::evict(int32_t block) {
   ++evictions_;
+  uncount_cached(block);
+  ++namespaces_[records_[block].namespace_index].evictions;
+  unhash(block);
+  forget(block);
+}
+
+int32_t BlockStore::evict_first() {
+  const int32_t block = eviction_.choose_victim();
+  evict(block);
   return block;
+}
+
+void BlockStore::append_owned(NamespaceRecord *owner, int32_t block) {
+  owned_links_[block] = {owner->last_own, kNoBlock};
+  (owner->last_own == kNoBlock ? owner->first_own : owned_links_[owner->last_own].next) = block;
+  owner->last_own = block;
+}
+
+void BlockStore::remove_owned(NamespaceRecord *owner, int32_t block) {
+  const OwnedLink link = owned_links_[block];
+  (link.previous == kNoBlock ? owner->first_own : owned_links_[link.previous].next) = link.next;
+  (link.next == kNoBlock ? owner->last_own : owned_links_[link.next].previous) = link.previous;
 }
 
 void BlockStore::free_to_pool(const int32_t *blocks, int64_t count) {
@@ -242,22 +392,63 @@ Status BlockStore::validate() const {
                 " and %" PRId64 ", the pool %" PRId64,
                 num_uncached, num_cached, num_uncached_, num_cached_, pool_->num_free());
   }
-  int64_t num_listed = 0;
-  int32_t previous = kNoBlock;
-  for (int32_t block = first_cached_; block != kNoBlock; block = records_[block].next) {
-    if (records_[block].previous != previous || !is_cached(block) || ++num_listed > num_cached_) {
-      return fail(PKV_INTERNAL, "the eviction list breaks at block %d", block);
-    }
-    previous = block;
-  }
-  if (num_listed != num_cached_ || previous != last_cached_) {
-    return fail(PKV_INTERNAL, "the eviction list has %" PRId64 " blocks of %" PRId64, num_listed, num_cached_);
-  }
+  PKV_TRY(eviction_.validate([this](int32_t block) { return retention_.level_of(block); }, num_cached_));
+  PKV_TRY(retention_.validate());
+  PKV_TRY(validate_namespaces());
   int64_t num_filled = 0;
   for (const Bucket &bucket : buckets_) num_filled += bucket.block != kNoBlock;
   if (num_filled != num_indexed) {
     return fail(PKV_INTERNAL, "the index holds %" PRId64 " blocks, but %" PRId64 " are registered", num_filled,
                 num_indexed);
+  }
+  return PKV_OK;
+}
+
+Status BlockStore::validate_namespaces() const {
+  std::vector<NamespaceRecord> counted(namespaces_.num_records());
+  for (int32_t block = 0; block < num_blocks(); ++block) {
+    const BlockRecord &record = records_[block];
+    const uint32_t index = record.namespace_index;
+    const bool is_used = record.holders > 0 || record.is_registered;
+    if (is_used != (index != kNoNamespace) ||
+        (is_used && (index >= counted.size() || !namespaces_[index].is_live))) {
+      return fail(PKV_INTERNAL, "block %d counts for namespace record %u, with %d holders", block, index, record.holders);
+    }
+    if (!is_used) continue;
+    ++(record.holders > 0 ? counted[index].held : counted[index].cached);
+    if (record.is_stale && (record.holders == 0 || !record.is_hashed)) {
+      return fail(PKV_INTERNAL, "block %d is stale, but not held with a hash", block);
+    }
+  }
+  int64_t num_live = 0;
+  for (uint32_t index = 0; index < counted.size(); ++index) {
+    const NamespaceRecord &record = namespaces_[index];
+    num_live += record.is_live;
+    if (record.held != counted[index].held || record.cached != counted[index].cached || record.planned != 0) {
+      return fail(PKV_INTERNAL, "namespace %" PRIu64 " has %" PRId64 " held and %" PRId64 " cached blocks, counted %" PRId64
+                  " and %" PRId64 "; %" PRId64 " planned", record.id, record.held, record.cached, counted[index].held,
+                  counted[index].cached, record.planned);
+    }
+    if (record.is_live && namespaces_.find(record.id) != index) {
+      return fail(PKV_INTERNAL, "namespace %" PRIu64 " is not found by its id", record.id);
+    }
+    int64_t num_owned = 0;
+    int32_t previous = kNoBlock;
+    for (int32_t block = record.first_own; block != kNoBlock; block = owned_links_[block].next) {
+      if (owned_links_[block].previous != previous || records_[block].namespace_index != index || !is_cached(block) ||
+          ++num_owned > record.cached) {
+        return fail(PKV_INTERNAL, "the list of namespace %" PRIu64 " breaks at block %d", record.id, block);
+      }
+      previous = block;
+    }
+    if (record.quota != 0 && (num_owned != record.cached || previous != record.last_own)) {
+      return fail(PKV_INTERNAL, "the list of namespace %" PRIu64 " has %" PRId64 " of its %" PRId64 " cached blocks",
+                  record.id, num_owned, record.cached);
+    }
+  }
+  if (num_live != namespaces_.num_live()) {
+    return fail(PKV_INTERNAL, "%" PRId64 " namespaces are live, but %" PRId64 " are counted", num_live,
+                namespaces_.num_live());
   }
   return PKV_OK;
 }

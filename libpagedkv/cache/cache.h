@@ -3,8 +3,9 @@
 // Every public call checks first and changes afterwards, so a refused one changes nothing; what it may need on the heap
 // it takes before the first change. One mutating thread at a time; get_stats() from any thread.
 //
-// cache.cc: creation, counts, eviction, victims. sequences.cc: the life of a sequence. step.cc: appending.
-// audit.cc: check and explain.
+// cache.cc: creation, counts, eviction, victims. sequences.cc: the life of a sequence. step.cc: appending. quotas.cc: what
+// namespaces may have. prefixes.cc: prefixes without a sequence, pins, retention.
+// snapshot_save.cc, snapshot_load.cc, prefix_tree.cc: snapshots. audit.cc: check and explain.
 #pragma once
 
 #include <memory>
@@ -14,6 +15,8 @@
 #include "backend/backend.h"
 #include "base/shared_array.h"
 #include "cache/block_store.h"
+#include "cache/deadlines.h"
+#include "cache/events.h"
 #include "cache/layout.h"
 #include "cache/sequence.h"
 #include "cache/stats_board.h"
@@ -21,11 +24,33 @@
 
 namespace pkv {
 
+// A block that can be hit, and the place of its parent in the list that it stands in; -1 for a first one.
+struct TreeEntry {
+  int32_t block;
+  int64_t parent;
+};
+
+// A block of a prefix tree that is loaded.
+struct TreeBlock {
+  int64_t node;    // its row among the tokens
+  int64_t parent;  // in the tree; -1 for a first block
+  Hash128 hash, parent_hash;  // the latter zero for a first block
+  uint32_t namespace_index;
+  int64_t source, depth, start;  // as in ReblockedNode
+  int32_t block;  // where it is registered already, or kNoBlock
+};
+
+struct Snapshot;
+class SnapshotSink;
+
 struct CacheOptions {
   Layout layout;
   PoolOptions pool;
   bool prefix_caching = true;
   uint64_t hash_seed = 0;
+  pkv_eviction eviction = PKV_EVICTION_LRU;
+  int64_t low_water = 0;
+  int64_t event_capacity = 0;  // 0: no events
 };
 
 // One sequence's part of a step: what it was before, and what was done. Kept by the batch for discard().
@@ -47,16 +72,29 @@ struct HashedBlock {
   Hash128 hash;
 };
 
+// Cached blocks of its own that a namespace has to give up for a step, so that it stays within its quota.
+struct QuotaEviction {
+  uint32_t namespace_index;
+  int64_t num_blocks;
+};
+
 struct Step {
   std::vector<StepItem> items;
   std::vector<HashedBlock> hashed_blocks;  // blocks written by the step that it gave a hash
   std::vector<int32_t> new_blocks;
   std::vector<int32_t> copy_sources, copy_destinations;
+  std::vector<QuotaEviction> quota_evictions;
   int64_t num_tokens = 0;
   int64_t num_new_blocks = 0;
   uint64_t serial = 0;  // the cache's serial number when it was applied; 0: nothing to discard
   bool registers = true;
   pkv_stream stream = nullptr;
+};
+
+struct Pin {
+  uint32_t generation = 1;
+  bool is_pinned = false;
+  std::vector<int32_t> blocks;
 };
 
 class Cache {
@@ -78,6 +116,18 @@ class Cache {
   Status close(pkv_sequence id, pkv_stream stream);
   Status get_info(pkv_sequence id, pkv_sequence_info *out) const;  // all but struct_size
   Status get_blocks(pkv_sequence id, pkv_array *out) const;
+  Status set_retention(pkv_sequence id, int64_t start, int64_t end, int32_t priority, int64_t ttl_ms);
+
+  // Prefixes. tokens are [num_tokens]; results are in tokens.
+  Status probe(const int64_t *tokens, int64_t num_tokens, const pkv_open_options &options, int64_t *out_num_cached) const;
+  Status touch(const int64_t *tokens, int64_t num_tokens, const pkv_open_options &options, int64_t *out_num_touched);
+  Status pin(const int64_t *tokens, int64_t num_tokens, const pkv_open_options &options, int64_t ttl_ms, pkv_pin *out,
+             int64_t *out_num_pinned);
+  Status unpin(pkv_pin id);
+
+  Status invalidate_namespace(uint64_t id, int64_t *out_count);
+  Status set_namespace_quota(uint64_t id, int64_t max_blocks);
+  Status get_namespace_stats(uint64_t id, pkv_namespace_stats *out) const;  // all but struct_size; any thread
 
   // Steps. plan_step fills step->items and counts from checked shapes, changing nothing that can be seen; apply_step
   // does it. tokens: [num_tokens] or null (unknown). Between the two nothing else may be called.
@@ -85,6 +135,13 @@ class Cache {
                    int64_t num_tokens, Step *step);
   Status apply_step(const int64_t *tokens, Step *step);
   Status discard_step(Step *step);
+  // Snapshots. stream: PKV_STREAM_OF_SEQUENCE for save_sequence only. options: null for what was saved.
+  Status save_sequence(pkv_sequence id, const pkv_snapshot_io &io, pkv_stream stream);
+  Status load_sequence(const pkv_snapshot_io &io, const pkv_open_options *options, pkv_stream stream,
+                       pkv_sequence *out);
+  Status save_prefixes(const pkv_snapshot_io &io, pkv_stream stream);
+  Status load_prefixes(const pkv_snapshot_io &io, pkv_stream stream, int64_t *out_num_blocks);
+
   // The cache is unusable from now on; returns status.
   Status mark_failed(Status status);
 
@@ -96,6 +153,9 @@ class Cache {
   Status check() const;
   Status explain(int32_t block, std::string *out) const;
   void get_stats(pkv_cache_stats *out) const;  // all but struct_size; any thread
+
+  // One thread at a time, whatever mutates the cache. UNSUPPORTED without event_capacity.
+  Status read_events(pkv_event *out, int64_t capacity, int64_t *out_count) const;
 
   const Layout &layout() const { return layout_; }
   Backend *backend() const { return backend_; }
@@ -109,13 +169,61 @@ class Cache {
   Cache(Backend *backend, const CacheOptions &options, std::shared_ptr<Pool> pool);
 
   Status find(pkv_sequence id, Sequence **out) const;  // NOT_FOUND for a stale id
+  static Status check_prompt(const int64_t *tokens, int64_t num_tokens);
   Status check_usable() const;  // DEVICE_ERROR once the cache has failed
   Status take_sequence(Sequence **out, pkv_sequence *out_id);
   void ensure_table(Sequence *sequence, int64_t num_blocks);  // throws std::bad_alloc, else only capacity changes
+  // What the tokens of a block extend, given the hash of the block before it (unused for the first one): the one place
+  // that decides by which namespaces a block is keyed.
+  Hash128 chain_hash(const Chain &chain, int64_t block_index, const Hash128 &previous) const;
   Hash128 parent_hash(const Sequence &sequence, int64_t block_index) const;
+  // A namespace up to this block is no longer what it was when the chain began: the block is not found any more.
+  bool is_stale(const Chain &chain, int64_t block_index) const;
+  // The chain of a sequence to be opened; namespaces that are not there are made, or in the const one left out: they get
+  // kNoNamespace. Throws std::bad_alloc.
+  Status make_chain(const pkv_open_options &options, Chain *out);
+  Status find_chain(const pkv_open_options &options, Chain *out) const;
+  // A sequence refers to the records of its chain from when it is opened, until it is closed. Its level is acquired first
+  // and released by leave_records.
+  void enter_records(const Sequence &sequence);
+  void leave_records(const Sequence &sequence);
+  // The cached blocks of tokens from block `first` to `end` along a chain, appended to out. Reads only.
+  void find_prefix(const Chain &chain, const Hash128 &previous, const int64_t *tokens, int64_t first, int64_t end,
+                   std::vector<int32_t> *out) const;
+  // A block that was just taken counts for the namespace of its place in the sequence's table.
+  void own_block(const Sequence &sequence, int64_t block_index, int32_t block) {
+    blocks_.set_owner(block, sequence.chain.at(block_index).index);
+  }
+
+  // Quotas: whether namespaces may have the blocks that a call is going to take, and what they have to evict for it.
+  Status plan_quotas(Step *step);
+  Status plan_quota_growth(const Sequence &sequence, int64_t first, int64_t end, int64_t index,
+                           std::vector<QuotaEviction> *evictions);
+  void finish_quota_plan(std::vector<QuotaEviction> *evictions);
+  void evict_over_quota(const std::vector<QuotaEviction> &evictions);
+
+  // Ends pins and hints that are over; called before anything that may need blocks.
+  void expire() {
+    if (!deadlines_.is_empty()) expire_due();
+  }
+  void expire_due();
+  bool is_ended(const Deadline &deadline) const;
+  void drop_pin(uint32_t index);
+  void drop_pins();
+  Status check_pins(std::vector<int32_t> *holders) const;
+  Status check_references() const;
   void match_prefix(const Sequence &sequence, const int64_t *tokens, int64_t num_tokens, int64_t *out_num_blocks);
   void take_prefix(Sequence *sequence, int64_t num_blocks);
   void settle(Sequence *sequence, int64_t first_new, std::vector<HashedBlock> *hashed_blocks);
+  Status check_snapshot_stream(pkv_stream stream) const;
+  Status read_scales(std::vector<float> *out) const;
+  Status check_scales(const Snapshot &snapshot) const;
+  void collect_tree(uint32_t left_out_namespace, std::vector<TreeEntry> *out) const;
+  Status write_blocks(const Snapshot &snapshot, const int32_t *blocks, pkv_stream stream, SnapshotSink *sink);
+  void plan_tree(const Snapshot &snapshot, std::vector<TreeBlock> *out, std::vector<int64_t> *out_tokens);
+  Status check_tree_quotas(const std::vector<TreeBlock> &tree);
+  Status upload_block(int32_t block, const std::vector<char> &bytes);
+  Status check_room(int64_t num_total, int64_t num_needed, int64_t num_protected);
   void finish_call(Sequence *sequence);  // a change is done: serial numbers, statistics
   void publish();
 
@@ -124,7 +232,9 @@ class Cache {
   const bool prefix_caching_;
   const std::shared_ptr<Pool> pool_;
   const BlockHasher hasher_;
+  const std::unique_ptr<EventLog> events_;  // null: nobody asks
   BlockStore blocks_;
+  std::vector<Hash128> parents_;  // [num_blocks] of a hashed block: the hash of the one before it; zero for a first one
   DeviceMemory scales_;  // float32 [num_layers, K | V, num_kv_heads]
   bool is_failed_ = false;
 
@@ -134,6 +244,16 @@ class Cache {
   uint64_t serial_ = 0;  // of the last call that changed anything
   Step single_;  // for append()
   std::vector<int32_t> matched_;  // hit blocks of one lookup
+  std::vector<QuotaEviction> quota_evictions_;  // of reserve
+  const int64_t low_water_;
+
+  bool has_regions_ = false;  // some sequence had, or has, more than one namespace
+
+  std::vector<Pin> pins_;  // by index; those that are not pinned are in unused_pins_
+  std::vector<uint32_t> unused_pins_;
+  std::vector<uint32_t> block_pins_;  // pins of each block, once there was one
+  int64_t num_pinned_blocks_ = 0;
+  Deadlines deadlines_;
   uint64_t plan_serial_ = 0;
 
   int64_t peak_held_ = 0;

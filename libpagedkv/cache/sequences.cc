@@ -75,24 +75,17 @@ void Cache::finish_call(Sequence *sequence) {
 }
 
 Hash128 Cache::parent_hash(const Sequence &sequence, int64_t block_index) const {
-  if (block_index == 0) return hasher_.root(sequence.namespace_id);
-  return blocks_.record(sequence.table[block_index - 1]).hash;
+  const Hash128 previous = block_index == 0 ? Hash128() : blocks_.record(sequence.table[block_index - 1]).hash;
+  return chain_hash(sequence.chain, block_index, previous);
 }
 
 // Fills matched_ with the cached blocks that continue the full blocks of a sequence along tokens.
 void Cache::match_prefix(const Sequence &sequence, const int64_t *tokens, int64_t num_tokens, int64_t *out_num_blocks) {
   matched_.clear();
-  const int32_t block_size = layout_.block_size();
-  const int64_t first = sequence.length / block_size;
+  const int64_t first = sequence.length / layout_.block_size();
   if (prefix_caching_ && num_tokens > 0) {
-    Hash128 hash = parent_hash(sequence, first);
-    for (int64_t i = first; i < (num_tokens - 1) / block_size; ++i) {
-      const int64_t *block_tokens = tokens + i * block_size;
-      hash = hasher_.extend(hash, block_tokens);
-      const int32_t block = blocks_.find(hash, block_tokens);
-      if (block == kNoBlock) break;
-      matched_.push_back(block);
-    }
+    const Hash128 previous = first == 0 ? Hash128() : blocks_.record(sequence.table[first - 1]).hash;
+    find_prefix(sequence.chain, previous, tokens, first, (num_tokens - 1) / layout_.block_size(), &matched_);
   }
   *out_num_blocks = static_cast<int64_t>(matched_.size());
 }
@@ -104,7 +97,7 @@ void Cache::take_prefix(Sequence *sequence, int64_t num_blocks) {
   std::memmove(table + first + num_blocks, table + first,
                sizeof(int32_t) * static_cast<size_t>(sequence->num_blocks - first));
   for (int64_t i = 0; i < num_blocks; ++i) {
-    blocks_.hold(matched_[i]);
+    blocks_.hit(matched_[i]);
     table[first + i] = matched_[i];
   }
   sequence->num_blocks += static_cast<int32_t>(num_blocks);
@@ -121,13 +114,15 @@ Status Cache::open(const int64_t *tokens, int64_t num_tokens, const pkv_open_opt
   Sequence *sequence = nullptr;
   pkv_sequence id = 0;
   PKV_TRY(take_sequence(&sequence, &id));
+  expire();
   // Still closed: nobody sees what is filled in here if the rest fails.
-  sequence->namespace_id = options.namespace_id;
+  PKV_TRY(make_chain(options, &sequence->chain));
   sequence->length = sequence->settled_length = sequence->num_cached_tokens = 0;
   sequence->num_blocks = 0;
   int64_t num_hit = 0;
   match_prefix(*sequence, tokens, num_tokens, &num_hit);
   ensure_table(sequence, num_hit);
+  sequence->level = blocks_.eviction().acquire_level(blocks_.retention().follows_priority() ? options.priority : 0);
 
   closed_.pop_back();
   ++num_open_;
@@ -136,9 +131,14 @@ Status Cache::open(const int64_t *tokens, int64_t num_tokens, const pkv_open_opt
   sequence->priority = options.priority;
   sequence->tag = options.tag;
   sequence->stream = nullptr;
+  sequence->num_steps = 0;
+  enter_records(*sequence);
   take_prefix(sequence, num_hit);
   queried_tokens_ += num_tokens;
   hit_tokens_ += sequence->length;
+  NamespaceRecord &owner = blocks_.namespaces().change(sequence->chain.first.index);
+  owner.queried_tokens += num_tokens;
+  owner.hit_tokens += sequence->length;
   *out = id;
   *out_num_cached = sequence->length;
   finish_call(sequence);
@@ -177,6 +177,7 @@ Status Cache::rematch(pkv_sequence id, const int64_t *tokens, int64_t num_tokens
   ensure_table(sequence, sequence->num_blocks + num_hit);
   if (num_hit > 0) take_prefix(sequence, num_hit);
   hit_tokens_ += num_hit * block_size;
+  blocks_.namespaces().change(sequence->chain.first.index).hit_tokens += num_hit * block_size;
   *out_num_cached = sequence->num_cached_tokens;
   finish_call(sequence);
   return PKV_OK;
@@ -195,13 +196,16 @@ Status Cache::fork(pkv_sequence id, int64_t length, pkv_sequence *out) {
   const int32_t num_blocks = static_cast<int32_t>(divide_up(length, layout_.block_size()));
   child->num_blocks = 0;
   ensure_table(child, num_blocks);
+  child->chain = parent->chain;
 
   closed_.pop_back();
   ++num_open_;
   child->is_open = true;
   child->has_appended = parent->has_appended;
   child->priority = parent->priority;
-  child->namespace_id = parent->namespace_id;
+  child->level = parent->level;
+  blocks_.eviction().retain_level(child->level);
+  enter_records(*child);
   child->tag = parent->tag;
   child->num_blocks = num_blocks;
   child->length = length;
@@ -217,6 +221,7 @@ Status Cache::fork(pkv_sequence id, int64_t length, pkv_sequence *out) {
   finish_call(child);
   child->opened_serial = serial_;
   child->stepped_serial = parent->stepped_serial;
+  child->num_steps = parent->num_steps;
   return PKV_OK;
 }
 
@@ -238,6 +243,7 @@ Status Cache::reserve(pkv_sequence id, int64_t num_tokens) {
   const bool copies = num_tokens > 0 && sequence->length % block_size != 0 &&
                       blocks_.record(sequence->table[sequence->length / block_size]).holders > 1;
   const int64_t needed = divide_up(length, block_size) + copies - sequence->num_blocks;
+  expire();
   if (needed > blocks_.num_available()) {
     ++refusals_;
     publish();
@@ -246,7 +252,17 @@ Status Cache::reserve(pkv_sequence id, int64_t num_tokens) {
   }
   if (needed > 0) {
     ensure_table(sequence, sequence->num_blocks + needed);
-    blocks_.take(needed, sequence->table.data() + sequence->num_blocks);
+    const int64_t first = sequence->num_blocks;
+    if (blocks_.namespaces().has_quotas()) {
+      quota_evictions_.clear();
+      const Status status = plan_quota_growth(*sequence, first, first + needed, 0, &quota_evictions_);
+      finish_quota_plan(&quota_evictions_);
+      publish();
+      PKV_TRY(status);
+      evict_over_quota(quota_evictions_);
+    }
+    blocks_.take(needed, sequence->table.data() + first, kNoNamespace);
+    for (int64_t i = first; i < first + needed; ++i) own_block(*sequence, i, sequence->table[i]);
     sequence->num_blocks += static_cast<int32_t>(needed);
   }
   finish_call(sequence);
@@ -304,7 +320,12 @@ void Cache::settle(Sequence *sequence, int64_t first_new, std::vector<HashedBloc
     // A fork that shares the block may have settled it already; its hash is the same.
     if (blocks_.record(block).is_hashed) continue;
     const Hash128 hash = hasher_.extend(parent_hash(*sequence, i), blocks_.tokens(block));
-    blocks_.set_hash(block, hash);
+    if (events_ != nullptr) {
+      events_->name(block, i == 0 ? kNoBlock : sequence->table[i - 1], sequence->chain.at(i).id, blocks_.tokens(block),
+                    block_size);
+    }
+    blocks_.set_hash(block, hash, is_stale(sequence->chain, i));
+    parents_[block] = i == 0 ? Hash128() : blocks_.record(sequence->table[i - 1]).hash;
     if (hashed_blocks != nullptr && (i + 1) * block_size > first_new) hashed_blocks->push_back({block, hash});
   }
 }
@@ -317,7 +338,7 @@ Status Cache::truncate(pkv_sequence id, int64_t length) {
     return fail(PKV_INVALID_ARGUMENT, "length is %" PRId64 ", not in 0 to %" PRId64, length, sequence->length);
   }
   const int32_t kept = static_cast<int32_t>(divide_up(length, layout_.block_size()));
-  blocks_.release(sequence->table.data() + kept, sequence->num_blocks - kept);
+  blocks_.release(sequence->table.data() + kept, sequence->num_blocks - kept, sequence->level);
   if (kept < sequence->num_blocks) ++sequence->table_version;
   sequence->num_blocks = kept;
   sequence->length = length;
@@ -330,7 +351,8 @@ Status Cache::close(pkv_sequence id, pkv_stream stream) {
   Sequence *sequence = nullptr;
   PKV_TRY(find(id, &sequence));
   (void)stream;  // work on the host is done when its call returns, so a block may be reused at once
-  blocks_.release(sequence->table.data(), sequence->num_blocks);
+  blocks_.release(sequence->table.data(), sequence->num_blocks, sequence->level);
+  leave_records(*sequence);
   sequence->is_open = false;
   sequence->num_blocks = 0;
   if (++sequence->generation == 0) sequence->generation = 1;
@@ -349,7 +371,7 @@ Status Cache::get_info(pkv_sequence id, pkv_sequence_info *out) const {
   out->settled_length = sequence->settled_length;
   out->num_cached_tokens = sequence->num_cached_tokens;
   out->num_blocks = sequence->num_blocks;
-  out->namespace_id = sequence->namespace_id;
+  out->namespace_id = sequence->chain.first.id;
   out->priority = sequence->priority;
   out->tag = sequence->tag;
   return PKV_OK;

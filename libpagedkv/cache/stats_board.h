@@ -24,6 +24,9 @@ enum StatsField {
   kPrepares,
   kRefusals,
   kIsFailed,
+  kNumPins,
+  kPinnedBlocks,
+  kNumNamespaces,
   kNumStatsFields
 };
 

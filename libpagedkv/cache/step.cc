@@ -65,6 +65,7 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
     if (num_tokens <= num_blocks() * block_size) PKV_TRY(check_step_tokens(tokens, num_tokens));
   }
 
+  expire();
   // What it takes. scratch counts the holders that a block loses to copies planned before.
   int64_t needed = 0, first_short = -1, num_hashes = 0;
   const int64_t available = blocks_.num_available();
@@ -122,6 +123,7 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
   if (static_cast<int64_t>(step->new_blocks.size()) < needed) step->new_blocks.resize(static_cast<size_t>(needed));
   step->copy_sources.clear();
   step->copy_destinations.clear();
+  step->quota_evictions.clear();
   step->hashed_blocks.clear();
   step->copy_sources.reserve(step->items.size());
   step->copy_destinations.reserve(step->items.size());
@@ -129,12 +131,14 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
   for (const StepItem &item : step->items) {
     ensure_table(item.sequence, divide_up(item.old_length + item.count, block_size));
   }
+  if (blocks_.namespaces().has_quotas()) PKV_TRY(plan_quotas(step));
   return PKV_OK;
 }
 
 Status Cache::apply_step(const int64_t *tokens, Step *step) {
   const int32_t block_size = layout_.block_size();
-  blocks_.take(step->num_new_blocks, step->new_blocks.data());
+  evict_over_quota(step->quota_evictions);
+  blocks_.take(step->num_new_blocks, step->new_blocks.data(), kNoNamespace);
   const int32_t *next_new = step->new_blocks.data();
   ++serial_;
   for (StepItem &item : step->items) {
@@ -147,7 +151,8 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
         const int32_t target = item.copies_into_reserved ? table[--sequence->num_blocks] : *next_new++;
         std::memcpy(blocks_.tokens(target), blocks_.tokens(*entry),
                     sizeof(int64_t) * static_cast<size_t>(item.old_length % block_size));
-        blocks_.release_shared(*entry);
+        blocks_.release_shared(*entry, sequence->level);
+        own_block(*sequence, item.old_length / block_size, target);
         step->copy_sources.push_back(*entry);
         step->copy_destinations.push_back(target);
         *entry = target;
@@ -157,7 +162,10 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
       }
     }
     const int32_t num_needed = static_cast<int32_t>(divide_up(new_length, block_size));
-    while (sequence->num_blocks < num_needed) table[sequence->num_blocks++] = *next_new++;
+    for (; sequence->num_blocks < num_needed; ++sequence->num_blocks) {
+      own_block(*sequence, sequence->num_blocks, *next_new);
+      table[sequence->num_blocks] = *next_new++;
+    }
 
     for (int64_t position = item.old_length; position < new_length;) {
       int64_t *row = blocks_.tokens(table[position / block_size]) + position % block_size;
@@ -172,6 +180,7 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
     sequence->stream = step->stream;
     if (item.count > 0) sequence->has_appended = true;
     sequence->change_serial = sequence->stepped_serial = serial_;
+    ++sequence->num_steps;
   }
   appended_tokens_ += step->num_tokens;
   copies_ += static_cast<int64_t>(step->copy_sources.size());
@@ -273,7 +282,7 @@ Status Cache::discard_step(Step *step) {
     int32_t *table = sequence->table.data();
     int32_t kept = item->old_num_blocks;
     if (item->copies_into_reserved) --kept;  // that block became the copy
-    if (kept < sequence->num_blocks) blocks_.release(table + kept, sequence->num_blocks - kept);
+    if (kept < sequence->num_blocks) blocks_.release(table + kept, sequence->num_blocks - kept, sequence->level);
     sequence->num_blocks = std::min(sequence->num_blocks, kept);
     if (item->copies) {
       int32_t *entry = table + item->old_length / block_size;
@@ -283,7 +292,7 @@ Status Cache::discard_step(Step *step) {
       if (item->copies_into_reserved) {
         table[sequence->num_blocks++] = copy;
       } else {
-        blocks_.release(&copy, 1);
+        blocks_.release(&copy, 1, sequence->level);
       }
     }
     sequence->length = item->old_length;

@@ -27,11 +27,11 @@ int64_t count_equal(std::vector<Hash128> hashes) {
 TEST_CASE("BlockHasher: the seed decides the hash") {
   const int64_t tokens[16] = {5, 4, 3};
   const BlockHasher first(42, 16), again(42, 16), other(43, 16), random(0, 16), random_again(0, 16);
-  CHECK(first.root(7) == again.root(7));
-  CHECK(first.extend(first.root(7), tokens) == again.extend(again.root(7), tokens));
-  CHECK(first.root(7) != other.root(7));
-  CHECK(first.extend(first.root(7), tokens) != other.extend(other.root(7), tokens));
-  CHECK(random.root(7) != random_again.root(7));
+  CHECK(first.root(7, 0) == again.root(7, 0));
+  CHECK(first.extend(first.root(7, 0), tokens) == again.extend(again.root(7, 0), tokens));
+  CHECK(first.root(7, 0) != other.root(7, 0));
+  CHECK(first.extend(first.root(7, 0), tokens) != other.extend(other.root(7, 0), tokens));
+  CHECK(random.root(7, 0) != random_again.root(7, 0));
 }
 
 TEST_CASE("BlockHasher: every token, its place, the parent and the namespace count") {
@@ -41,7 +41,7 @@ TEST_CASE("BlockHasher: every token, its place, the parent and the namespace cou
     std::vector<int64_t> tokens(static_cast<size_t>(block_size), 0);
     std::vector<Hash128> hashes;
     for (uint64_t namespace_id : {uint64_t{0}, uint64_t{1}, uint64_t{1} << 32, UINT64_MAX}) {
-      const Hash128 root = hasher.root(namespace_id);
+      const Hash128 root = hasher.root(namespace_id, 0);
       hashes.push_back(root);
       hashes.push_back(hasher.extend(root, tokens.data()));
       hashes.push_back(hasher.extend(hashes.back(), tokens.data()));
@@ -63,11 +63,11 @@ TEST_CASE("BlockHasher: many blocks, no two hashes equal, all bits in use") {
     const BlockHasher hasher(9, block_size);
     std::vector<Hash128> hashes;
     std::vector<int64_t> tokens(static_cast<size_t>(block_size), 0);
-    Hash128 parent = hasher.root(0);
+    Hash128 parent = hasher.root(0, 0);
     for (int64_t i = 0; i < 60000; ++i) {  // counting tokens behind one parent, and a chain of equal blocks
       tokens[0] = i % 300;
       tokens.back() += i % 300 == 0;
-      if (block_size > 1 || i < 300) hashes.push_back(hasher.extend(hasher.root(0), tokens.data()));
+      if (block_size > 1 || i < 300) hashes.push_back(hasher.extend(hasher.root(0, 0), tokens.data()));
       const std::vector<int64_t> zeros(static_cast<size_t>(block_size), 0);
       parent = hasher.extend(parent, zeros.data());
       hashes.push_back(parent);
