@@ -16,6 +16,7 @@
 namespace fuzz {
 
 extern uint64_t num_calls;  // of the process, each followed by a check
+extern bool prints_calls;   // and the sequences before each of them
 
 class Bytes {
  public:
@@ -54,6 +55,7 @@ class Driver {
   static constexpr int64_t kLong = int64_t{1} << 40;  // milliseconds that never pass
 
   struct Call {
+    const char *name;
     void (Driver::*make)();
     int weight;
   };
@@ -64,6 +66,7 @@ class Driver {
   void check_refusal(pkv_status status, bool has_protected_blocks = false);
   // Refused for want of blocks, and nothing has changed.
   void check_shortage(pkv_status status);
+  void print_state(const char *next) const;
   bool has_sequences() const { return !model_->sequences.empty(); }
   bool is_full() const { return static_cast<int64_t>(model_->sequences.size()) >= kMostSequences; }
   Sequence &pick();

@@ -1,5 +1,6 @@
 // Set-up, the choice of calls, and what a refusal leaves behind.
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <unistd.h>
@@ -9,18 +10,22 @@
 namespace fuzz {
 
 uint64_t num_calls = 0;
+bool prints_calls = false;
 
 const Driver::Call Driver::kCalls[] = {
-    {&Driver::open, 6},         {&Driver::append, 6},        {&Driver::prepare, 10},      {&Driver::fork, 2},
-    {&Driver::truncate, 2},     {&Driver::commit, 4},        {&Driver::discard, 2},       {&Driver::reserve, 2},
-    {&Driver::rematch, 2},      {&Driver::close, 4},         {&Driver::open_many, 2},     {&Driver::fork_many, 1},
-    {&Driver::commit_many, 2},  {&Driver::truncate_many, 2}, {&Driver::close_many, 1},    {&Driver::reorder, 2},
-    {&Driver::accept, 4},       {&Driver::shift, 2},         {&Driver::probe_prompt, 3},  {&Driver::touch, 2},
-    {&Driver::pin, 2},          {&Driver::unpin, 2},         {&Driver::invalidate, 1},    {&Driver::set_quota, 1},
-    {&Driver::retain, 2},       {&Driver::evict, 1},         {&Driver::evict_to_low_water, 1},
-    {&Driver::preempt, 1},      {&Driver::reset, 1},         {&Driver::zero, 1},          {&Driver::save_sequence, 1},
-    {&Driver::save_prefixes, 1}, {&Driver::explain_block, 1}, {&Driver::explain_sequence, 1},
-    {&Driver::format_stats, 1},
+    {"open", &Driver::open, 6}, {"append", &Driver::append, 6}, {"prepare", &Driver::prepare, 10},
+    {"fork", &Driver::fork, 2}, {"truncate", &Driver::truncate, 2}, {"commit", &Driver::commit, 4},
+    {"discard", &Driver::discard, 2}, {"reserve", &Driver::reserve, 2}, {"rematch", &Driver::rematch, 2},
+    {"close", &Driver::close, 4}, {"open_many", &Driver::open_many, 2}, {"fork_many", &Driver::fork_many, 1},
+    {"commit_many", &Driver::commit_many, 2}, {"truncate_many", &Driver::truncate_many, 2},
+    {"close_many", &Driver::close_many, 1}, {"reorder", &Driver::reorder, 2}, {"accept", &Driver::accept, 4},
+    {"shift", &Driver::shift, 2}, {"probe_prompt", &Driver::probe_prompt, 3}, {"touch", &Driver::touch, 2},
+    {"pin", &Driver::pin, 2}, {"unpin", &Driver::unpin, 2}, {"invalidate", &Driver::invalidate, 1},
+    {"set_quota", &Driver::set_quota, 1}, {"retain", &Driver::retain, 2}, {"evict", &Driver::evict, 1},
+    {"evict_to_low_water", &Driver::evict_to_low_water, 1}, {"preempt", &Driver::preempt, 1},
+    {"reset", &Driver::reset, 1}, {"zero", &Driver::zero, 1}, {"save_sequence", &Driver::save_sequence, 1},
+    {"save_prefixes", &Driver::save_prefixes, 1}, {"explain_block", &Driver::explain_block, 1},
+    {"explain_sequence", &Driver::explain_sequence, 1}, {"format_stats", &Driver::format_stats, 1},
 };
 
 Driver::Driver(const uint8_t *data, size_t size) : bytes_(data, size) {
@@ -71,6 +76,7 @@ void Driver::run() {
     int64_t chosen = bytes_.take(total);
     const Call *call = kCalls;
     while (chosen >= call->weight) chosen -= (call++)->weight;
+    if (prints_calls) print_state(call->name);
     (this->*call->make)();
     ++num_calls;
     read_events();
@@ -88,6 +94,24 @@ void Driver::run() {
     REQUIRE(pkv_trace_stop(cache_) == PKV_OK);
     unlink(trace_path_.c_str());
   }
+}
+
+// For a look at what led to a failure.
+void Driver::print_state(const char *next) const {
+  for (const Sequence &sequence : model_->sequences) {
+    std::printf("  sequence %llx, settled %lld, namespaces", static_cast<unsigned long long>(sequence.id),
+                static_cast<long long>(model_->info(sequence).settled_length));
+    for (const Scope &scope : sequence.scopes) {
+      std::printf(" %llu from %lld", static_cast<unsigned long long>(scope.id), static_cast<long long>(scope.start));
+    }
+    std::printf(", tokens ");
+    for (const int64_t token : sequence.tokens) std::printf("%lld", static_cast<long long>(token));
+    std::printf(", blocks");
+    for (const int32_t block : model_->blocks(sequence)) std::printf(" %d", block);
+    std::printf("\n");
+  }
+  std::printf("%llu. %s\n", static_cast<unsigned long long>(num_calls + 1), next);
+  std::fflush(stdout);
 }
 
 // A refused call has changed no count but that of refusals; OUT_OF_BLOCKS has a reason.

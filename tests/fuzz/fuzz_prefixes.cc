@@ -9,7 +9,7 @@ void Driver::probe_prompt() {
   const Prompt prompt = take_prompt();
   const int64_t num_cached = probe(cache_, prompt);
   REQUIRE(num_cached >= model_->least_cached(prompt));
-  if (setup_.event_capacity > 0 && router_.is_current()) {
+  if (setup_.event_capacity > 0 && router_.is_current(before_.num_events)) {
     const int64_t expected = static_cast<int64_t>(router_.find(*model_, prompt, setup_.block_size).size());
     REQUIRE(num_cached / setup_.block_size == expected);
   }

@@ -99,7 +99,7 @@ void Driver::read_events() {
 
 // The blocks of a hit are those that a router names.
 void Driver::check_hit_blocks(const Sequence &sequence, int64_t num_cached) const {
-  if (setup_.event_capacity == 0 || !router_.is_current()) return;
+  if (setup_.event_capacity == 0 || !router_.is_current(model_->stats().num_events)) return;
   Prompt prompt = sequence;
   prompt.tokens.resize(static_cast<size_t>(num_cached / setup_.block_size * setup_.block_size));
   prompt.tokens.push_back(0);

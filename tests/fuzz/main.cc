@@ -1,7 +1,7 @@
 // Runs a fuzz target without a fuzzer: on random bytes, or on files.
 //   fuzz_cache [--seed N] [--runs N] [--calls N] [--seconds N]   seeds N, N + 1, ... until one of the limits
 //   fuzz_cache FILE...                               inputs that a fuzzer has kept
-// A failure prints its seed; --seed SEED --runs 1 repeats it. For libFuzzer see cmake/PagedkvTests.cmake.
+// A failure prints its seed; --seed SEED --runs 1 repeats it, with --print so that every call is seen. For libFuzzer see cmake/PagedkvTests.cmake.
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
@@ -15,6 +15,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 namespace fuzz {
 extern uint64_t num_calls;
+extern bool prints_calls;
 }
 
 // Sanitizers then end like a failed requirement, with the seed.
@@ -58,7 +59,9 @@ int main(int argc, char **argv) {
                        : std::strcmp(argv[i], "--calls") == 0   ? &num_calls
                        : std::strcmp(argv[i], "--seconds") == 0 ? &num_seconds
                                                                 : nullptr;
-    if (number != nullptr && i + 1 < argc) {
+    if (std::strcmp(argv[i], "--print") == 0) {
+      fuzz::prints_calls = true;
+    } else if (number != nullptr && i + 1 < argc) {
       *number = std::strtoull(argv[++i], nullptr, 10);
     } else if (!run_file(argv[i])) {
       std::fprintf(stderr, "cannot read %s\n", argv[i]);

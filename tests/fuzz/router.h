@@ -10,7 +10,8 @@ namespace fuzz {
 
 class Router {
  public:
-  bool is_current() const { return !is_lost_; }
+  // num_events: made so far. The last ones may have been dropped.
+  bool is_current(uint64_t num_events) const { return !is_lost_ && next_serial_ == num_events + 1; }
   void apply(const pkv_event &event);
   // The blocks that hold the tokens of a prompt, as far as an open takes full ones.
   std::vector<int32_t> find(const Model &model, const Prompt &prompt, int64_t block_size) const;
