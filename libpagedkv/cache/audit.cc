@@ -32,8 +32,10 @@ Status Cache::check() const {
     Hash128 hash;
     for (int64_t i = 0; prefix_caching_ && i < sequence.settled_length / block_size; ++i) {
       const BlockRecord &record = blocks_.record(sequence.table[i]);
-      hash = hasher_.extend(chain_hash(sequence.chain, i, hash), blocks_.tokens(sequence.table[i]));
-      if (!record.is_hashed || record.hash != hash || (is_stale(sequence.chain, i) && !record.is_stale)) {
+      const Hash128 parent = chain_hash(sequence.chain, i, hash);
+      hash = hasher_.extend(parent, blocks_.tokens(sequence.table[i]));
+      if (!record.is_hashed || record.hash != hash || record.parent != parent ||
+          (is_stale(sequence.chain, i) && !record.is_stale)) {
         return fail(PKV_INTERNAL, "sequence %zu has block %d at %" PRId64 " with a wrong hash or epoch", index,
                     sequence.table[i], i);
       }

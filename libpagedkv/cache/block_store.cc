@@ -1,39 +1,35 @@
 #include "cache/block_store.h"
 
+#include <algorithm>
 #include <cassert>
 #include <cinttypes>
-#include <cstdlib>
-#include <cstring>
+#include <new>
 
-#include "base/checked.h"
+#include "base/tokens.h"
 
 namespace pkv {
 namespace {
 
-int64_t *allocate_tokens(int64_t num_blocks, int32_t block_size) {
-  // calloc: pages of blocks that are never used cost nothing.
-  void *memory = std::calloc(static_cast<size_t>(num_blocks) * static_cast<size_t>(block_size), sizeof(int64_t));
-  if (memory == nullptr) throw std::bad_alloc();
-  return static_cast<int64_t *>(memory);
-}
+// Evicted together: what the next ones need is loaded meanwhile.
+constexpr int64_t kEvictionRun = 32;
 
 }  // namespace
 
 BlockStore::BlockStore(std::shared_ptr<Pool> pool, int32_t block_size, bool is_indexed, pkv_eviction eviction)
     : pool_(std::move(pool)),
       block_size_(block_size),
-      records_(static_cast<size_t>(pool_->num_blocks())),
-      last_uses_(records_.size()),
-      tokens_(allocate_tokens(pool_->num_blocks(), block_size), std::free),
-      freed_(records_.size()),
+      records_(pool_->num_blocks()),
+      last_uses_(pool_->num_blocks()),
+      tokens_(pool_->num_blocks() * block_size),  // below 2^31 * 2^16
+      freed_(pool_->num_blocks()),
+      index_(is_indexed ? pool_->num_blocks() : 0),
       eviction_(eviction, records_.data(), pool_->num_blocks()),
       retention_(&eviction_, pool_->num_blocks()),
       num_uncached_(pool_->num_blocks()) {
-  if (!is_indexed) return;
-  size_t num_buckets = 2;
-  while (num_buckets < 2 * records_.size()) num_buckets *= 2;
-  buckets_.resize(num_buckets);
-  bucket_mask_ = num_buckets - 1;
+  for (int64_t i = 0; i < records_.size(); ++i) {
+    new (&records_[i]) BlockRecord();
+    last_uses_[i] = 0;
+  }
 }
 
 void BlockStore::take(int64_t count, int32_t *out_blocks, uint32_t namespace_index) {
@@ -45,7 +41,7 @@ void BlockStore::take(int64_t count, int32_t *out_blocks, uint32_t namespace_ind
     (void)status;
     num_uncached_ -= num_ready;
   }
-  for (int64_t i = num_ready; i < count; ++i) out_blocks[i] = evict_first();
+  evict_victims(count - num_ready, out_blocks + num_ready);
   for (int64_t i = 0; i < count; ++i) {
     records_[out_blocks[i]].holders = 1;
     records_[out_blocks[i]].namespace_index = namespace_index;
@@ -96,29 +92,36 @@ void BlockStore::release(const int32_t *blocks, int64_t count, uint32_t level) {
 }
 
 int32_t BlockStore::find(const Hash128 &hash, const int64_t *tokens) const {
-  const uint32_t tag = static_cast<uint32_t>(hash.high);
-  for (size_t i = home(hash);; i = (i + 1) & bucket_mask_) {
-    const Bucket &bucket = buckets_[i];
-    if (bucket.block == kNoBlock) return kNoBlock;
-    if (bucket.tag == tag && records_[bucket.block].hash == hash &&
-        std::memcmp(this->tokens(bucket.block), tokens, sizeof(int64_t) * static_cast<size_t>(block_size_)) == 0) {
-      return bucket.block;
-    }
-  }
+  return index_.find(hash, [&](int32_t block) {
+    return records_[block].hash == hash && equals_tokens(this->tokens(block), tokens, block_size_);
+  });
 }
 
-void BlockStore::set_hash(int32_t block, const Hash128 &hash, bool is_stale) {
+int32_t BlockStore::guess_child(int32_t parent_block, const Hash128 &parent, const int64_t *tokens) const {
+  const int32_t child = records_[parent_block].child;
+  if (child == kNoBlock) return kNoBlock;
+  const BlockRecord &record = records_[child];
+  // A registered block is what it is by its parent and its tokens; so these two decide, whatever the hint is worth.
+  const bool is_it = record.is_registered && record.parent == parent &&
+                     equals_tokens(this->tokens(child), tokens, block_size_);
+  return is_it ? child : kNoBlock;
+}
+
+void BlockStore::set_hash(int32_t block, const Hash128 &parent, const Hash128 &hash, bool is_stale) {
   BlockRecord &record = records_[block];
   assert(!record.is_hashed && record.holders > 0);
-  const int32_t twin = find(hash, tokens(block));
+  const int32_t twin = index_.find_or_insert(hash, block, [&](int32_t other) {
+    return records_[other].hash == hash && equals_tokens(tokens(other), tokens(block), block_size_);
+  });
   record.hash = hash;
+  record.parent = parent;
+  record.child = kNoBlock;
   record.is_hashed = true;
   record.is_stale = is_stale;
   retention_.forget_level(block);
   if (twin == kNoBlock) {
     last_uses_[block] = ++clock_;
     record.is_registered = true;
-    insert_index(block);
     ++registrations_;
     if (events_ != nullptr && !is_stale) events_->tell_stored(block, namespace_id(block));
     return;
@@ -157,7 +160,7 @@ void BlockStore::unhash(int32_t block) {
   }
   eviction_.forget(block, retention_.level_of(block));
   retention_.forget_level(block);
-  erase_index(block);
+  index_.erase(record.hash, block);
   record.is_registered = false;
   const int32_t heir = record.duplicates;
   record.duplicates = kNoBlock;
@@ -168,7 +171,7 @@ void BlockStore::unhash(int32_t block) {
     successor.previous = successor.next = kNoBlock;
     last_uses_[heir] = last_uses_[block];
     successor.is_registered = true;
-    insert_index(heir);
+    index_.insert(successor.hash, heir);
     ++registrations_;
     if (tells) events_->tell_moved(heir, namespace_id(heir));
   } else if (tells) {
@@ -178,8 +181,10 @@ void BlockStore::unhash(int32_t block) {
 
 void BlockStore::evict_until(int64_t count) {
   while (num_uncached_ < count) {
-    const int32_t block = evict_first();
-    free_to_pool(&block, 1);
+    int32_t blocks[kEvictionRun];
+    const int64_t num_blocks = std::min(count - num_uncached_, kEvictionRun);
+    evict_victims(num_blocks, blocks);
+    free_to_pool(blocks, num_blocks);
   }
 }
 
@@ -302,10 +307,19 @@ void BlockStore::evict(int32_t block) {
   forget(block);
 }
 
-int32_t BlockStore::evict_first() {
-  const int32_t block = eviction_.choose_victim();
-  evict(block);
-  return block;
+// count <= num_cached().
+void BlockStore::evict_victims(int64_t count, int32_t *out_blocks) {
+  for (int64_t done = 0; done < count;) {
+    // The next victims, as far as they can be foreseen: what the evictions are going to touch is loaded meanwhile.
+    const int64_t run = std::min(count - done, kEvictionRun);
+    const int64_t num_foreseen = eviction_.foresee_victims(run, out_blocks + done);
+    for (int64_t i = done; i < done + num_foreseen; ++i) index_.prefetch(records_[out_blocks[i]].hash);
+    for (int64_t i = done; i < done + run; ++i) {
+      out_blocks[i] = eviction_.choose_victim();
+      evict(out_blocks[i]);
+    }
+    done += run;
+  }
 }
 
 void BlockStore::append_owned(NamespaceRecord *owner, int32_t block) {
@@ -326,28 +340,6 @@ void BlockStore::free_to_pool(const int32_t *blocks, int64_t count) {
   assert(status == PKV_OK);
   (void)status;
   num_uncached_ += count;
-}
-
-void BlockStore::insert_index(int32_t block) {
-  const Hash128 &hash = records_[block].hash;
-  size_t i = home(hash);
-  while (buckets_[i].block != kNoBlock) i = (i + 1) & bucket_mask_;
-  buckets_[i] = {static_cast<uint32_t>(hash.high), block};
-}
-
-void BlockStore::erase_index(int32_t block) {
-  size_t hole = home(records_[block].hash);
-  while (buckets_[hole].block != block) hole = (hole + 1) & bucket_mask_;
-  // Moves later entries of the run back into the hole where their home allows it.
-  for (size_t i = (hole + 1) & bucket_mask_; buckets_[i].block != kNoBlock; i = (i + 1) & bucket_mask_) {
-    const size_t distance_from_home = (i - home(records_[buckets_[i].block].hash)) & bucket_mask_;
-    const size_t distance_from_hole = (i - hole) & bucket_mask_;
-    if (distance_from_home >= distance_from_hole) {
-      buckets_[hole] = buckets_[i];
-      hole = i;
-    }
-  }
-  buckets_[hole] = {};
 }
 
 Status BlockStore::validate() const {
@@ -395,10 +387,8 @@ Status BlockStore::validate() const {
   PKV_TRY(eviction_.validate([this](int32_t block) { return retention_.level_of(block); }, num_cached_));
   PKV_TRY(retention_.validate());
   PKV_TRY(validate_namespaces());
-  int64_t num_filled = 0;
-  for (const Bucket &bucket : buckets_) num_filled += bucket.block != kNoBlock;
-  if (num_filled != num_indexed) {
-    return fail(PKV_INTERNAL, "the index holds %" PRId64 " blocks, but %" PRId64 " are registered", num_filled,
+  if (!index_.validate(num_indexed, [&](int32_t block) { return records_[block].hash; })) {
+    return fail(PKV_INTERNAL, "the index does not hold the %" PRId64 " registered blocks, each where its hash leads",
                 num_indexed);
   }
   return PKV_OK;

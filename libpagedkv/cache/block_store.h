@@ -24,6 +24,7 @@
 #include "cache/events.h"
 #include "cache/eviction.h"
 #include "cache/namespaces.h"
+#include "cache/prefix_index.h"
 #include "cache/retention.h"
 #include "pool/pool.h"
 
@@ -39,7 +40,7 @@ class BlockStore {
   // Who is told what can be hit; null: nobody. It outlives the store.
   void set_events(EventLog *events) { events_ = events; }
 
-  int64_t num_blocks() const { return static_cast<int64_t>(records_.size()); }
+  int64_t num_blocks() const { return records_.size(); }
   int64_t num_uncached() const { return num_uncached_; }
   int64_t num_cached() const { return num_cached_; }
   int64_t num_held() const { return num_blocks() - num_uncached_ - num_cached_; }
@@ -50,7 +51,7 @@ class BlockStore {
   BlockRecord &record(int32_t block) { return records_[block]; }
   const BlockRecord &record(int32_t block) const { return records_[block]; }
   // The tokens of a block, [block_size]. A negative entry is not settled.
-  int64_t *tokens(int32_t block) const { return tokens_.get() + static_cast<int64_t>(block) * block_size_; }
+  int64_t *tokens(int32_t block) const { return tokens_.data() + static_cast<int64_t>(block) * block_size_; }
 
   // Takes count blocks, each with one holder: uncached ones first, then by evicting. count <= num_available(). They count
   // for a namespace; with kNoNamespace the caller gives each one to its own by set_owner, before anything else.
@@ -73,9 +74,23 @@ class BlockStore {
 
   // The registered block with this hash and these tokens, or kNoBlock.
   int32_t find(const Hash128 &hash, const int64_t *tokens) const;
-  // Gives a held block its hash: registered, unless a block with equal content is. is_stale: under an epoch of its
-  // namespace that is over.
-  void set_hash(int32_t block, const Hash128 &hash, bool is_stale);
+  // The same for the block below `parent_block`, whose hash is keyed `parent`, without hashing the tokens: by its hint,
+  // which may be stale or name another child. kNoBlock says nothing.
+  int32_t guess_child(int32_t parent_block, const Hash128 &parent, const int64_t *tokens) const;
+  void set_child(int32_t parent_block, int32_t child) { records_[parent_block].child = child; }
+  // Gives a held block its hash, which extends `parent`: registered, unless a block with equal content is. is_stale:
+  // under an epoch of its namespace that is over.
+  void set_hash(int32_t block, const Hash128 &parent, const Hash128 &hash, bool is_stale);
+
+  // Starts to load what an access soon to come will touch. Any number may be given.
+  void prefetch_block(int64_t block) const {
+    if (static_cast<uint64_t>(block) >= static_cast<uint64_t>(records_.size())) return;
+    __builtin_prefetch(&records_[block], 1);
+    const char *row = reinterpret_cast<const char *>(tokens(static_cast<int32_t>(block)));
+    __builtin_prefetch(row, 1);
+    __builtin_prefetch(row + kCacheLineBytes, 1);
+  }
+  void prefetch_hash(const Hash128 &hash) const { index_.prefetch(hash); }
   // Takes the hash from a block; its first duplicate takes over. A cached block becomes uncached.
   void drop_hash(int32_t block);
 
@@ -114,35 +129,25 @@ class BlockStore {
   Status validate() const;
 
  private:
-  struct Bucket {
-    uint32_t tag = 0;
-    int32_t block = kNoBlock;
-  };
-
   void leave_cached(int32_t block);
   void uncount_cached(int32_t block);
   void unhash(int32_t block);
   void forget(int32_t block);
   uint64_t namespace_id(int32_t block) const { return namespaces_[records_[block].namespace_index].id; }
   void evict(int32_t block);
-  int32_t evict_first();
+  void evict_victims(int64_t count, int32_t *out_blocks);
   void append_owned(NamespaceRecord *owner, int32_t block);
   void remove_owned(NamespaceRecord *owner, int32_t block);
   Status validate_namespaces() const;
   void free_to_pool(const int32_t *blocks, int64_t count);
 
-  void insert_index(int32_t block);
-  void erase_index(int32_t block);
-  size_t home(const Hash128 &hash) const { return static_cast<size_t>(hash.low) & bucket_mask_; }
-
   std::shared_ptr<Pool> pool_;
   const int32_t block_size_;
-  std::vector<BlockRecord> records_;
-  std::vector<uint32_t> last_uses_;  // of each block: the clock when it was registered or hit last
-  std::unique_ptr<int64_t[], void (*)(void *)> tokens_;  // [num_blocks, block_size]
-  std::vector<int32_t> freed_;   // room for one release
-  std::vector<Bucket> buckets_;  // linear probing, at most half full; deletion shifts back
-  size_t bucket_mask_ = 0;
+  LargeArray<BlockRecord> records_;
+  LargeArray<uint32_t> last_uses_;  // of each block: the clock when it was registered or hit last
+  LargeArray<int64_t> tokens_;      // [num_blocks, block_size]
+  LargeArray<int32_t> freed_;       // room for one release
+  PrefixIndex index_;               // of the registered blocks
   Eviction eviction_;
   Retention retention_;
   Namespaces namespaces_;

@@ -26,13 +26,13 @@ Status Cache::create(Backend *backend, const CacheOptions &options, std::shared_
 Cache::Cache(Backend *backend, const CacheOptions &options, std::shared_ptr<Pool> pool)
     : backend_(backend),
       layout_(options.layout),
+      block_math_(options.layout.block_size()),
       prefix_caching_(options.prefix_caching),
       pool_(pool),
       hasher_(options.hash_seed, options.layout.block_size()),
       events_(options.event_capacity > 0 ? std::make_unique<EventLog>(options.event_capacity, pool->num_blocks())
                                          : nullptr),
       blocks_(std::move(pool), options.layout.block_size(), options.prefix_caching, options.eviction),
-      parents_(options.prefix_caching ? static_cast<size_t>(blocks_.num_blocks()) : 0),
       low_water_(options.low_water) {
   blocks_.set_events(events_.get());
   publish();

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "base/block_math.h"
 #include "base/shared_array.h"
 #include "cache/block_store.h"
 #include "cache/deadlines.h"
@@ -34,7 +35,7 @@ struct TreeEntry {
 struct TreeBlock {
   int64_t node;    // its row among the tokens
   int64_t parent;  // in the tree; -1 for a first block
-  Hash128 hash, parent_hash;  // the latter zero for a first block
+  Hash128 extended, hash;  // what its hash extends, as by chain_hash
   uint32_t namespace_index;
   int64_t source, depth, start;  // as in ReblockedNode
   int32_t block;  // where it is registered already, or kNoBlock
@@ -60,12 +61,15 @@ struct StepItem {
   int64_t count;
   int64_t old_length;
   int64_t old_settled_length;
+  int64_t new_num_blocks;  // that the tokens need then
   int32_t old_num_blocks;
   bool had_appended;
   bool copies;  // on write: table entry old_length / block_size
   bool copies_into_reserved;  // the copy's target was the last reserved block
   int32_t copied_from;
 };
+
+constexpr int64_t kSettledRun = 16;  // blocks hashed together: what registering them touches is loaded meanwhile
 
 struct HashedBlock {
   int32_t block;
@@ -86,6 +90,7 @@ struct Step {
   std::vector<QuotaEviction> quota_evictions;
   int64_t num_tokens = 0;
   int64_t num_new_blocks = 0;
+  bool are_tokens_known = false;  // all of them
   uint64_t serial = 0;  // the cache's serial number when it was applied; 0: nothing to discard
   bool registers = true;
   pkv_stream stream = nullptr;
@@ -172,13 +177,24 @@ class Cache {
   static Status check_prompt(const int64_t *tokens, int64_t num_tokens);
   Status check_usable() const;  // DEVICE_ERROR once the cache has failed
   Status take_sequence(Sequence **out, pkv_sequence *out_id);
-  void ensure_table(Sequence *sequence, int64_t num_blocks);  // throws std::bad_alloc, else only capacity changes
+  // Room for so many blocks. Throws std::bad_alloc; else only the capacity changes.
+  void ensure_table(Sequence *sequence, int64_t num_blocks) {
+    if (sequence->table.size() < num_blocks) grow_table(sequence, num_blocks);
+  }
+  void grow_table(Sequence *sequence, int64_t num_blocks);
   // What the tokens of a block extend, given the hash of the block before it (unused for the first one): the one place
   // that decides by which namespaces a block is keyed.
-  Hash128 chain_hash(const Chain &chain, int64_t block_index, const Hash128 &previous) const;
+  Hash128 chain_hash(const Chain &chain, int64_t block_index, const Hash128 &previous) const {
+    return block_index > 0 && chain.regions.empty() ? previous : enter_scopes(chain, block_index, previous);
+  }
+  Hash128 enter_scopes(const Chain &chain, int64_t block_index, const Hash128 &previous) const;
   Hash128 parent_hash(const Sequence &sequence, int64_t block_index) const;
   // A namespace up to this block is no longer what it was when the chain began: the block is not found any more.
-  bool is_stale(const Chain &chain, int64_t block_index) const;
+  bool is_stale(const Chain &chain, int64_t block_index) const {
+    return chain.regions.empty() ? is_over(chain.first) : is_any_over(chain, block_index);
+  }
+  bool is_over(const Scope &scope) const { return blocks_.namespaces()[scope.index].epoch != scope.epoch; }
+  bool is_any_over(const Chain &chain, int64_t block_index) const;
   // The chain of a sequence to be opened; namespaces that are not there are made, or in the const one left out: they get
   // kNoNamespace. Throws std::bad_alloc.
   Status make_chain(const pkv_open_options &options, Chain *out);
@@ -187,8 +203,9 @@ class Cache {
   // and released by leave_records.
   void enter_records(const Sequence &sequence);
   void leave_records(const Sequence &sequence);
-  // The cached blocks of tokens from block `first` to `end` along a chain, appended to out. Reads only.
-  void find_prefix(const Chain &chain, const Hash128 &previous, const int64_t *tokens, int64_t first, int64_t end,
+  // The cached blocks of tokens from block `first` to `end` along a chain, behind the hashed block `previous` (kNoBlock
+  // before the first), appended to out. Reads only.
+  void find_prefix(const Chain &chain, int32_t previous, const int64_t *tokens, int64_t first, int64_t end,
                    std::vector<int32_t> *out) const;
   // A block that was just taken counts for the namespace of its place in the sequence's table.
   void own_block(const Sequence &sequence, int64_t block_index, int32_t block) {
@@ -224,17 +241,20 @@ class Cache {
   Status check_tree_quotas(const std::vector<TreeBlock> &tree);
   Status upload_block(int32_t block, const std::vector<char> &bytes);
   Status check_room(int64_t num_total, int64_t num_needed, int64_t num_protected);
+  void settle_to(Sequence *sequence, int64_t position, int64_t first_new, std::vector<HashedBlock> *hashed_blocks);
+  void append_tokens(const StepItem &item, const int64_t *tokens, Step *step);
+  void write_tokens(Sequence *sequence, int64_t first, int64_t end, const int64_t *tokens, bool registers);
   void finish_call(Sequence *sequence);  // a change is done: serial numbers, statistics
   void publish();
 
   Backend *const backend_;
   const Layout layout_;
+  const BlockMath block_math_;
   const bool prefix_caching_;
   const std::shared_ptr<Pool> pool_;
   const BlockHasher hasher_;
   const std::unique_ptr<EventLog> events_;  // null: nobody asks
   BlockStore blocks_;
-  std::vector<Hash128> parents_;  // [num_blocks] of a hashed block: the hash of the one before it; zero for a first one
   DeviceMemory scales_;  // float32 [num_layers, K | V, num_kv_heads]
   bool is_failed_ = false;
 

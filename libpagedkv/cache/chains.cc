@@ -65,17 +65,14 @@ void Cache::leave_records(const Sequence &sequence) {
 }
 
 // A block is what it is by its tokens, its namespace and the block before it; where the region began does not matter.
-Hash128 Cache::chain_hash(const Chain &chain, int64_t block_index, const Hash128 &previous) const {
-  if (chain.regions.empty() && block_index > 0) return previous;
+Hash128 Cache::enter_scopes(const Chain &chain, int64_t block_index, const Hash128 &previous) const {
   const Scope &scope = chain.at(block_index);
   if (block_index == 0) return hasher_.root(scope.id, scope.epoch);
   if (chain.at(block_index - 1).id == scope.id) return previous;
   return hasher_.branch(previous, hasher_.root(scope.id, scope.epoch));
 }
 
-bool Cache::is_stale(const Chain &chain, int64_t block_index) const {
-  const auto is_over = [this](const Scope &scope) { return blocks_.namespaces()[scope.index].epoch != scope.epoch; };
-  if (chain.regions.empty()) return is_over(chain.first);
+bool Cache::is_any_over(const Chain &chain, int64_t block_index) const {
   const Scope *scope = &chain.first;
   int64_t first_block = 0;
   for (const Scope &region : chain.regions) {
@@ -88,16 +85,20 @@ bool Cache::is_stale(const Chain &chain, int64_t block_index) const {
   return is_over(*scope);
 }
 
-void Cache::find_prefix(const Chain &chain, const Hash128 &previous, const int64_t *tokens, int64_t first, int64_t end,
+void Cache::find_prefix(const Chain &chain, int32_t previous, const int64_t *tokens, int64_t first, int64_t end,
                         std::vector<int32_t> *out) const {
   const int32_t block_size = layout_.block_size();
-  Hash128 hash = previous;
   for (int64_t i = first; i < end; ++i) {
     const int64_t *block_tokens = tokens + i * block_size;
-    hash = hasher_.extend(chain_hash(chain, i, hash), block_tokens);
-    const int32_t block = blocks_.find(hash, block_tokens);
+    const Hash128 parent = chain_hash(chain, i, previous == kNoBlock ? Hash128() : blocks_.record(previous).hash);
+    // Most often the block hit last below the same parent: then nothing needs to be hashed.
+    int32_t block = previous == kNoBlock ? kNoBlock : blocks_.guess_child(previous, parent, block_tokens);
+    if (block == kNoBlock) block = blocks_.find(hasher_.extend(parent, block_tokens), block_tokens);
     if (block == kNoBlock || blocks_.record(block).is_stale) break;
+    // Blocks taken together mostly have ids in a row.
+    if (previous != kNoBlock) blocks_.prefetch_block(block + 4 * (static_cast<int64_t>(block) - previous));
     out->push_back(block);
+    previous = block;
   }
 }
 

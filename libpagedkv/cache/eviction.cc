@@ -41,6 +41,7 @@ Eviction::Eviction(pkv_eviction policy, BlockRecord *records, int64_t num_blocks
       max_protected_(num_blocks * 8 / 10),
       min_small_(std::max<int64_t>(num_blocks / 10, 1)),
       records_(records),
+      num_blocks_(num_blocks),
       levels_(1),
       queues_(static_cast<size_t>(num_queues_)),
       ghosts_(policy == PKV_EVICTION_S3FIFO ? num_blocks - num_blocks / 10 : 0) {
@@ -173,6 +174,21 @@ int32_t Eviction::choose_victim() {
     if (block != kNoBlock) return block;
     // Held blocks alone were queued: the level is empty now.
   }
+}
+
+int64_t Eviction::foresee_victims(int64_t count, int32_t *out) const {
+  if (order_.empty()) return 0;
+  const uint32_t level = order_.front();
+  int64_t num_found = 0;
+  int32_t previous = kNoBlock;
+  for (int32_t block = queue_of(level, __builtin_ctzll(levels_[level].filled)).first;
+       block != kNoBlock && num_found < count; block = records_[block].next) {
+    // Blocks released together mostly have ids in a row, so the queue runs on in the same stride.
+    const int64_t ahead = block + 16 * (static_cast<int64_t>(block) - previous);
+    if (previous != kNoBlock && ahead >= 0 && ahead < num_blocks_) __builtin_prefetch(&records_[ahead], 1);
+    out[num_found++] = previous = block;
+  }
+  return num_found;
 }
 
 int32_t Eviction::choose_in(uint32_t level) {

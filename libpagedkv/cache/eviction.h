@@ -63,6 +63,8 @@ class Eviction {
   }
   // Of at least one cached block, the one to evict now. It is still queued.
   int32_t choose_victim();
+  // Probably the next victims, up to count of them; how many. Their records are being loaded.
+  int64_t foresee_victims(int64_t count, int32_t *out) const;
   // No block is cached; ghosts go too.
   void reset() { ghosts_.clear(); }
 
@@ -117,6 +119,7 @@ class Eviction {
   const int64_t max_protected_;
   const int64_t min_small_;
   BlockRecord *const records_;
+  const int64_t num_blocks_;
   std::vector<Level> levels_;
   std::vector<Queue> queues_;  // [levels, num_queues_]
   std::vector<uint32_t> order_;        // levels with a queued block, by priority

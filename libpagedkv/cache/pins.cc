@@ -24,7 +24,7 @@ Status Cache::pin(const int64_t *tokens, int64_t num_tokens, const pkv_open_opti
   Chain chain;
   PKV_TRY(find_chain(options, &chain));
   std::vector<int32_t> blocks;
-  if (prefix_caching_) find_prefix(chain, {}, tokens, 0, num_tokens / layout_.block_size(), &blocks);
+  if (prefix_caching_) find_prefix(chain, kNoBlock, tokens, 0, num_tokens / layout_.block_size(), &blocks);
   if (blocks.empty()) {
     return fail(PKV_NOT_FOUND, "nothing is cached of these %" PRId64 " tokens in namespace %" PRIu64, num_tokens,
                 options.namespace_id);

@@ -31,8 +31,12 @@ void Cache::collect_tree(uint32_t left_out_namespace, std::vector<TreeEntry> *ou
   for (int32_t block = static_cast<int32_t>(num_blocks()) - 1; block >= 0; --block) {
     if (!can_be_hit(block)) continue;
     int32_t *list = &first_block;
-    if (parents_[block] != Hash128()) {
-      const auto parent = by_hash.find(parents_[block]);
+    const Hash128 extended = blocks_.record(block).parent;
+    const NamespaceRecord &owner = blocks_.namespaces()[blocks_.record(block).namespace_index];
+    const Hash128 root = hasher_.root(owner.id, owner.epoch);
+    if (extended != root) {
+      auto parent = by_hash.find(extended);
+      if (parent == by_hash.end()) parent = by_hash.find(hasher_.branch(extended, root));  // its own inverse
       if (parent == by_hash.end()) continue;  // gone before its child, which cannot be hit now
       list = &first_child[parent->second];
     }

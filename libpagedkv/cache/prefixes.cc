@@ -25,7 +25,7 @@ Status Cache::probe(const int64_t *tokens, int64_t num_tokens, const pkv_open_op
   PKV_TRY(find_chain(options, &chain));
   std::vector<int32_t> found;
   if (prefix_caching_ && num_tokens > 0) {
-    find_prefix(chain, {}, tokens, 0, (num_tokens - 1) / layout_.block_size(), &found);
+    find_prefix(chain, kNoBlock, tokens, 0, (num_tokens - 1) / layout_.block_size(), &found);
   }
   *out_num_cached = static_cast<int64_t>(found.size()) * layout_.block_size();
   return PKV_OK;
@@ -38,7 +38,7 @@ Status Cache::touch(const int64_t *tokens, int64_t num_tokens, const pkv_open_op
   Chain chain;
   PKV_TRY(find_chain(options, &chain));
   matched_.clear();
-  if (prefix_caching_) find_prefix(chain, {}, tokens, 0, num_tokens / layout_.block_size(), &matched_);
+  if (prefix_caching_) find_prefix(chain, kNoBlock, tokens, 0, num_tokens / layout_.block_size(), &matched_);
   for (int32_t block : matched_) blocks_.hit(block);
   blocks_.release(matched_.data(), static_cast<int64_t>(matched_.size()), kNoLevel);
   *out_num_touched = static_cast<int64_t>(matched_.size()) * layout_.block_size();

@@ -4,15 +4,14 @@
 #include <cstring>
 
 #include "base/checked.h"
+#include "base/tokens.h"
 #include "cache/cache.h"
 
 namespace pkv {
 namespace {
 
 Status check_known_tokens(const int64_t *tokens, int64_t num_tokens) {
-  int64_t signs = 0;
-  for (int64_t i = 0; i < num_tokens; ++i) signs |= tokens[i];
-  if (signs >= 0) return PKV_OK;
+  if (combine_signs(tokens, num_tokens) >= 0) return PKV_OK;
   int64_t i = 0;
   while (tokens[i] >= 0) ++i;
   return fail(PKV_INVALID_ARGUMENT, "tokens[%" PRId64 "] is %" PRId64 ", negative", i, tokens[i]);
@@ -58,8 +57,7 @@ Status Cache::take_sequence(Sequence **out, pkv_sequence *out_id) {
   return PKV_OK;
 }
 
-void Cache::ensure_table(Sequence *sequence, int64_t num_blocks) {
-  if (sequence->table.size() >= num_blocks) return;
+void Cache::grow_table(Sequence *sequence, int64_t num_blocks) {
   int64_t capacity = std::max<int64_t>(16, 2 * sequence->table.size());
   capacity = std::max(std::min(capacity, this->num_blocks()), num_blocks);
   SharedArray<int32_t> table(capacity);
@@ -84,7 +82,7 @@ void Cache::match_prefix(const Sequence &sequence, const int64_t *tokens, int64_
   matched_.clear();
   const int64_t first = sequence.length / layout_.block_size();
   if (prefix_caching_ && num_tokens > 0) {
-    const Hash128 previous = first == 0 ? Hash128() : blocks_.record(sequence.table[first - 1]).hash;
+    const int32_t previous = first == 0 ? kNoBlock : sequence.table[first - 1];
     find_prefix(sequence.chain, previous, tokens, first, (num_tokens - 1) / layout_.block_size(), &matched_);
   }
   *out_num_blocks = static_cast<int64_t>(matched_.size());
@@ -99,6 +97,7 @@ void Cache::take_prefix(Sequence *sequence, int64_t num_blocks) {
   for (int64_t i = 0; i < num_blocks; ++i) {
     blocks_.hit(matched_[i]);
     table[first + i] = matched_[i];
+    if (first + i > 0) blocks_.set_child(table[first + i - 1], matched_[i]);
   }
   sequence->num_blocks += static_cast<int32_t>(num_blocks);
   sequence->length += num_blocks * layout_.block_size();
@@ -305,7 +304,6 @@ Status Cache::commit(pkv_sequence id, const int64_t *tokens, int64_t count) {
 void Cache::settle(Sequence *sequence, int64_t first_new, std::vector<HashedBlock> *hashed_blocks) {
   const int32_t block_size = layout_.block_size();
   int64_t position = sequence->settled_length;
-  const int64_t first_full = position / block_size;
   while (position < sequence->length) {
     const int64_t *row = blocks_.tokens(sequence->table[position / block_size]);
     const int64_t start = position - position % block_size;
@@ -313,20 +311,44 @@ void Cache::settle(Sequence *sequence, int64_t first_new, std::vector<HashedBloc
     while (position < end && row[position - start] >= 0) ++position;
     if (position < end) break;
   }
+  settle_to(sequence, position, first_new, hashed_blocks);
+}
+
+// The same where the tokens below `position` are known to be settled.
+void Cache::settle_to(Sequence *sequence, int64_t position, int64_t first_new,
+                      std::vector<HashedBlock> *hashed_blocks) {
+  const int32_t block_size = layout_.block_size();
+  const int64_t first = block_math_.index_of(sequence->settled_length), end = block_math_.index_of(position);
   sequence->settled_length = position;
-  if (!prefix_caching_) return;
-  for (int64_t i = first_full; i < position / block_size; ++i) {
-    const int32_t block = sequence->table[i];
-    // A fork that shares the block may have settled it already; its hash is the same.
-    if (blocks_.record(block).is_hashed) continue;
-    const Hash128 hash = hasher_.extend(parent_hash(*sequence, i), blocks_.tokens(block));
-    if (events_ != nullptr) {
-      events_->name(block, i == 0 ? kNoBlock : sequence->table[i - 1], sequence->chain.at(i).id, blocks_.tokens(block),
-                    block_size);
+  if (!prefix_caching_ || first >= end) return;
+  const int32_t *table = sequence->table.data();
+  const Chain &chain = sequence->chain;
+  Hash128 parents[kSettledRun], hashes[kSettledRun];  // of a run of blocks
+  Hash128 hash = first == 0 ? Hash128() : blocks_.record(table[first - 1]).hash;
+  for (int64_t i = first; i < end;) {
+    const int64_t run = std::min(end - i, kSettledRun);
+    for (int64_t j = 0; j < run; ++j) {
+      const int32_t block = table[i + j];
+      const BlockRecord &record = blocks_.record(block);
+      // A fork that shares the block may have settled it already; its hash is the same.
+      parents[j] = hash = chain_hash(chain, i + j, hash);
+      hashes[j] = hash = record.is_hashed ? record.hash : hasher_.extend(hash, blocks_.tokens(block));
+      blocks_.prefetch_hash(hash);
     }
-    blocks_.set_hash(block, hash, is_stale(sequence->chain, i));
-    parents_[block] = i == 0 ? Hash128() : blocks_.record(sequence->table[i - 1]).hash;
-    if (hashed_blocks != nullptr && (i + 1) * block_size > first_new) hashed_blocks->push_back({block, hash});
+    for (int64_t j = 0; j < run; ++j, ++i) {
+      const int32_t block = table[i];
+      if (blocks_.record(block).is_hashed) continue;
+      if (events_ != nullptr) {
+        events_->name(block, i == 0 ? kNoBlock : table[i - 1], chain.at(i).id, blocks_.tokens(block), block_size);
+      }
+      blocks_.set_hash(block, parents[j], hashes[j], is_stale(chain, i));
+      if (i > 0) blocks_.set_child(table[i - 1], block);
+      if (hashed_blocks != nullptr && (i + 1) * block_size > first_new) {
+        HashedBlock &hashed = hashed_blocks->emplace_back();  // filled in place: a copy would wait for its parts
+        hashed.block = block;
+        hashed.hash = hashes[j];
+      }
+    }
   }
 }
 

@@ -133,12 +133,13 @@ void Cache::plan_tree(const Snapshot &snapshot, std::vector<TreeBlock> *out, std
     const ReblockedNode &node = nodes[i];
     const int64_t *tokens = out_tokens->data() + static_cast<int64_t>(i) * block_size;
     const int64_t parent = node.parent < 0 ? -1 : places[node.parent];
-    const Hash128 parent_hash = parent < 0 ? Hash128() : (*out)[parent].hash;
     const uint32_t namespace_index = blocks_.namespaces().find_or_create(node.namespace_id);
     const Hash128 root = hasher_.root(node.namespace_id, blocks_.namespaces()[namespace_index].epoch);
     const bool is_branch = parent >= 0 && (*out)[parent].namespace_index != namespace_index;
-    const Hash128 before = parent < 0 ? root : is_branch ? hasher_.branch(parent_hash, root) : parent_hash;
-    const Hash128 hash = hasher_.extend(before, tokens);
+    const Hash128 extended = parent < 0   ? root
+                             : is_branch ? hasher_.branch((*out)[parent].hash, root)
+                                         : (*out)[parent].hash;
+    const Hash128 hash = hasher_.extend(extended, tokens);
     has_regions_ = has_regions_ || is_branch;
     places[i] = -1;
     const auto [first, last] = by_hash.equal_range(hash.low);
@@ -152,7 +153,7 @@ void Cache::plan_tree(const Snapshot &snapshot, std::vector<TreeBlock> *out, std
     if (places[i] >= 0) continue;
     places[i] = static_cast<int64_t>(out->size());
     by_hash.emplace(hash.low, places[i]);
-    out->push_back({static_cast<int64_t>(i), parent, hash, parent_hash, namespace_index, node.source, node.depth,
+    out->push_back({static_cast<int64_t>(i), parent, extended, hash, namespace_index, node.source, node.depth,
                     node.start, blocks_.find(hash, tokens)});
   }
 }
@@ -232,8 +233,7 @@ Status Cache::load_prefixes(const pkv_snapshot_io &io, pkv_stream stream, int64_
       events_->name(block, node.parent < 0 ? kNoBlock : blocks[node.parent],
                     blocks_.namespaces()[node.namespace_index].id, blocks_.tokens(block), block_size);
     }
-    blocks_.set_hash(block, node.hash, false);
-    parents_[block] = node.parent_hash;
+    blocks_.set_hash(block, node.extended, node.hash, false);
   }
   blocks_.release(blocks.data(), num_total, kNoLevel);  // last to first: parents outlive children
   ++serial_;

@@ -28,6 +28,7 @@ from pagedkv._layout import Layout
 from pagedkv._cache import Cache
 from pagedkv._sequence import Sequence
 from pagedkv._snapshot import block_hash
+from pagedkv._pin import Pin
 from pagedkv._batch import Batch
 from pagedkv._attention import Rope, isa, merge_states, num_threads, set_isa, set_num_threads
 
@@ -46,6 +47,7 @@ __all__ = [
     "OutOfBlocksError",
     "OutOfMemoryError",
     "PagedKVError",
+    "Pin",
     "Pool",
     "Rope",
     "Sequence",

@@ -15,21 +15,23 @@ import weakref
 import numpy
 
 from pagedkv._arrays cimport (
-    AdoptedMemory, IntView, as_double, as_int32, as_int64, as_positive, as_stream, as_text, as_uint64, describe, release_ints,
-    view_ints)
+    AdoptedMemory, as_double, as_int32, as_int64, as_milliseconds, as_positive, as_stream, as_text, as_uint64, describe)
 from pagedkv._attention cimport attend, move_rows, write_kv
 from pagedkv._batch cimport Batch
 from pagedkv._dlpack cimport DL_UINT, find_device, make_capsule, make_lease
 from pagedkv._errors import BusyError, InvalidArgumentError
 from pagedkv._errors cimport check
+from pagedkv._pin cimport make_pin
 from pagedkv._pool cimport export_blocks
+from pagedkv._prompt cimport Prompt, read_prompt, release_prompt
 from pagedkv._snapshot cimport load_prefixes, load_sequence, save_prefixes
 from pagedkv.abi cimport (
     PKV_EVICTION_FIFO, PKV_EVICTION_LFU, PKV_EVICTION_LRU, PKV_EVICTION_PRIORITY, PKV_EVICTION_S3FIFO,
     PKV_EVICTION_SLRU, PKV_OFF, PKV_ON, PKV_STREAM_OF_SEQUENCE, pkv_cache_block_ptr, pkv_cache_check, pkv_cache_create,
-    pkv_cache_destroy, pkv_cache_evict, pkv_cache_explain, pkv_cache_get_stats, pkv_cache_options, pkv_cache_read_events, pkv_cache_reset,
-    pkv_cache_set_kv_scales, pkv_cache_victims, pkv_cache_zero_uncached, pkv_event, pkv_eviction, pkv_layout, pkv_open_options,
-    pkv_sequence_close, pkv_sequence_open, pkv_status, pkv_stream)
+    pkv_cache_destroy, pkv_cache_evict, pkv_cache_explain, pkv_cache_get_stats, pkv_cache_options, pkv_cache_read_events,
+    pkv_cache_reset, pkv_cache_set_kv_scales, pkv_cache_victims, pkv_cache_zero_uncached, pkv_event, pkv_eviction, pkv_layout,
+    pkv_namespace_get_stats, pkv_namespace_invalidate, pkv_namespace_set_quota, pkv_namespace_stats, pkv_pin,
+    pkv_prefix_pin, pkv_prefix_probe, pkv_prefix_touch, pkv_sequence_close, pkv_sequence_open, pkv_status, pkv_stream)
 
 cdef dict EVICTIONS = {
     "lru": <int> PKV_EVICTION_LRU,
@@ -77,19 +79,20 @@ cdef int set_memory(pkv_cache_options *options, object memory) except -1:
 @cython.no_gc_clear
 cdef class Cache:
     """Cache(layout, num_blocks=None, memory=None, device="auto", prefix_caching=True, eviction="lru", buffer=None, \
-hash_seed=0, event_capacity=0)\n--\n\nToken sequences over blocks of one device, with a prefix cache.
+hash_seed=0, low_water=0, event_capacity=0)\n--\n\nToken sequences over blocks of one device, with a prefix cache.
 
     The size is given by num_blocks, by memory ("20GiB", bytes as an int, or a float: a share of the free memory), or by
     buffer, writable memory to use in place of an allocation (as in Pool). device: "host", "cuda", "cuda:1" or "auto".
-    hash_seed: key of the local block hash, 0 for a random one. event_capacity: how many events are kept until
-    read_events() takes them, 0 for no events.
+    eviction: which cached block goes first, "lru", "lfu", "fifo", "slru", "s3fifo" or "priority". low_water: uncached
+    blocks that evict() keeps ready. hash_seed: key of the local block hash, 0 for a random one. event_capacity: how many
+    events are kept until read_events() takes them, 0 for no events.
 
     One thread at a time may mutate a cache and its batches; write_kv and attend may run beside it. On the host a cache
     exports its memory: numpy.asarray(cache) is uint8 [num_blocks, block_bytes], without a copy; while such views live,
     close() raises BusyError."""
 
     def __init__(self, layout, num_blocks=None, memory=None, device="auto", prefix_caching=True, eviction="lru",
-                 buffer=None, hash_seed=0, event_capacity=0):
+                 buffer=None, hash_seed=0, low_water=0, event_capacity=0):
         cdef pkv_cache_options options
         cdef pkv_cache_stats stats
         cdef pkv_layout c_layout
@@ -127,6 +130,7 @@ hash_seed=0, event_capacity=0)\n--\n\nToken sequences over blocks of one device,
         options.eviction = <pkv_eviction> <int> EVICTIONS[eviction]
         options.hash_seed = as_uint64(hash_seed, "hash_seed")
         options.event_capacity = as_int64(event_capacity, "event_capacity")
+        options.low_water = as_int64(low_water, "low_water")
         with nogil:
             status = pkv_cache_create(&options, &self._cache)
         check(status)
@@ -204,29 +208,108 @@ hash_seed=0, event_capacity=0)\n--\n\nToken sequences over blocks of one device,
 
     # ---- Sequences
 
-    def open(self, tokens, namespace=0, priority=0, tag=0):
-        """Opens a sequence and takes the longest cached prefix of tokens; allocates nothing."""
-        cdef pkv_open_options options
-        cdef IntView view
+    def open(self, tokens, namespace=0, priority=0, tag=0, salts=None):
+        """Opens a sequence and takes the longest cached prefix of tokens; allocates nothing.
+
+        salts, pairs (start, namespace): from token start on the prompt belongs to another namespace."""
         cdef pkv_sequence id = 0
         cdef int64_t num_cached = 0
-        memset(&options, 0, sizeof(options))
-        options.struct_size = sizeof(options)
-        options.namespace_id = as_uint64(namespace, "namespace")
-        options.priority = as_int32(priority, "priority")
-        options.tag = as_uint64(tag, "tag")
-        view_ints(tokens, "tokens", sizeof(int64_t), &view)
+        cdef int32_t level = as_int32(priority, "priority")
+        cdef uint64_t number = as_uint64(tag, "tag")
+        cdef Prompt prompt
+        read_prompt(tokens, namespace, salts, &prompt)
         try:
+            prompt.options.priority = level
+            prompt.options.tag = number
             self.enter()
-            check(pkv_sequence_open(self._cache, <const int64_t *> view.data, view.count, &options, &id, &num_cached))
+            check(pkv_sequence_open(self._cache, prompt.tokens, prompt.num_tokens, &prompt.options, &id, &num_cached))
         finally:
-            release_ints(&view)
+            release_prompt(&prompt)
         return self.adopt(id)
 
-    def evict(self, n):
-        """Makes n uncached blocks ready ahead of need; how many blocks were evicted for it."""
-        cdef int64_t num_evicted = 0
-        cdef int64_t count = as_int64(n, "n")
+    # ---- Prefixes and namespaces
+
+    def probe(self, tokens, namespace=0, salts=None):
+        """How many of the tokens open() would find cached now; takes nothing and counts as no use."""
+        cdef int64_t num_cached = 0
+        cdef Prompt prompt
+        read_prompt(tokens, namespace, salts, &prompt)
+        try:
+            self.enter()
+            check(pkv_prefix_probe(self._cache, prompt.tokens, prompt.num_tokens, &prompt.options, &num_cached))
+        finally:
+            release_prompt(&prompt)
+        return num_cached
+
+    def touch(self, tokens, namespace=0, salts=None):
+        """Counts as a use of the cached full blocks of tokens; how many tokens they hold."""
+        cdef int64_t num_touched = 0
+        cdef Prompt prompt
+        read_prompt(tokens, namespace, salts, &prompt)
+        try:
+            self.enter()
+            check(pkv_prefix_touch(self._cache, prompt.tokens, prompt.num_tokens, &prompt.options, &num_touched))
+        finally:
+            release_prompt(&prompt)
+        return num_touched
+
+    def pin(self, tokens, namespace=0, salts=None, ttl=None):
+        """Keeps the cached full blocks of tokens until unpin(), or for ttl seconds. NotFoundError if none is cached."""
+        cdef pkv_pin id = 0
+        cdef int64_t num_pinned = 0, ttl_ms = as_milliseconds(ttl, "ttl")
+        cdef Prompt prompt
+        read_prompt(tokens, namespace, salts, &prompt)
+        try:
+            self.enter()
+            check(pkv_prefix_pin(self._cache, prompt.tokens, prompt.num_tokens, &prompt.options, ttl_ms, &id,
+                                 &num_pinned))
+        finally:
+            release_prompt(&prompt)
+        return make_pin(self, id, num_pinned)
+
+    def invalidate(self, namespace):
+        """Forgets everything cached in a namespace, for open sequences too; how many cached blocks became uncached."""
+        cdef int64_t count = 0
+        cdef uint64_t id = as_uint64(namespace, "namespace")
+        self.enter()
+        check(pkv_namespace_invalidate(self._cache, id, &count))
+        return count
+
+    def set_quota(self, namespace, max_blocks):
+        """The most blocks that a namespace may have, held and cached together; 0 for no limit."""
+        cdef uint64_t id = as_uint64(namespace, "namespace")
+        cdef int64_t count = as_int64(max_blocks, "max_blocks")
+        self.enter()
+        check(pkv_namespace_set_quota(self._cache, id, count))
+
+    def namespace_stats(self, namespace):
+        """Counts and counters of a namespace, at any time from any thread. NotFoundError if nothing is of it."""
+        cdef pkv_namespace_stats stats
+        cdef uint64_t id = as_uint64(namespace, "namespace")
+        self.require_open()
+        memset(&stats, 0, sizeof(stats))
+        stats.struct_size = sizeof(stats)
+        check(pkv_namespace_get_stats(self._cache, id, &stats))
+        return {
+            "held_blocks": stats.held_blocks,
+            "cached_blocks": stats.cached_blocks,
+            "quota": stats.quota,
+            "num_sequences": stats.num_sequences,
+            "queried_tokens": stats.queried_tokens,
+            "hit_tokens": stats.hit_tokens,
+            "evictions": stats.evictions,
+        }
+
+    # ---- Blocks
+
+    def evict(self, n=None):
+        """Makes n uncached blocks ready ahead of need, None: as many as low_water, or as can be had; how many blocks
+        were evicted for it."""
+        cdef int64_t num_evicted = 0, count = -1
+        if n is not None:
+            count = as_int64(n, "n")
+            if count < 0:
+                raise InvalidArgumentError(f"n is {count}, negative")
         self.enter()
         check(pkv_cache_evict(self._cache, count, &num_evicted))
         return num_evicted
@@ -263,7 +346,7 @@ hash_seed=0, event_capacity=0)\n--\n\nToken sequences over blocks of one device,
         return [sequence for sequence in victims if sequence is not None]
 
     def reset(self):
-        """Forgets every cached block. BusyError while sequences are open."""
+        """Forgets every cached block and every pin. BusyError while sequences are open."""
         self.enter()
         check(pkv_cache_reset(self._cache))
 
@@ -442,6 +525,10 @@ hash_seed=0, event_capacity=0)\n--\n\nToken sequences over blocks of one device,
             "is_failed": bool(stats.is_failed),
             "num_events": stats.num_events,
             "dropped_events": stats.dropped_events,
+            "num_pins": stats.num_pins,
+            "pinned_blocks": stats.pinned_blocks,
+            "num_namespaces": stats.num_namespaces,
+            "reuse_distance": [stats.reuse_distance[i] for i in range(32)],
         }
 
     def check(self):

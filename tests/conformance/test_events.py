@@ -116,12 +116,26 @@ def test_a_discarded_step(device):
     assert router.follow().kinds[4:] == [STORED, STORED]
 
 
+def namespaces_of(namespace, salts, num_tokens):
+    """The namespace of each block of a prompt."""
+    found = [namespace] * (num_tokens // BLOCK_SIZE + 1)
+    for start, region in salts:
+        found[start // BLOCK_SIZE:] = [region] * len(found[start // BLOCK_SIZE:])
+    return found
+
+
+@pytest.mark.parametrize("uses_regions", [False, True])
 @pytest.mark.parametrize("eviction", ["lru", "lfu", "fifo", "slru", "s3fifo", "priority"])
 @pytest.mark.parametrize("seed", range(3))
-def test_random_operations(device, seed, eviction):
+def test_random_operations(device, seed, eviction, uses_regions):
     random = np.random.default_rng([seed, 77])
+    invalidated = False
     cache = make(device, int(random.integers(4, 16)), eviction=eviction)
     router, batch, sequences, prompts, hits = Router(cache), cache.batch(4, 64), [], [], 0
+
+    def draw_salts():
+        starts = sorted(set(random.integers(1, 12, random.integers(0, 3)).tolist())) if uses_regions else []
+        return [(start, int(random.integers(0, 3))) for start in starts]
 
     def draw_tokens(longest):
         tokens = random.integers(0, 2, random.integers(0, longest)).tolist()
@@ -148,7 +162,8 @@ def test_random_operations(device, seed, eviction):
             if kind < 0.2 or not sequences:
                 tokens = draw_tokens(9)
                 prompts.append(tokens)
-                seq = cache.open(ids(tokens), namespace=int(random.integers(0, 2)), priority=int(random.integers(0, 2)))
+                seq = cache.open(ids(tokens), namespace=int(random.integers(0, 2)), priority=int(random.integers(0, 2)),
+                                 salts=draw_salts())
                 sequences.append(seq)
                 seq.append(ids(tokens[seq.length:]))
             elif kind < 0.4:
@@ -168,6 +183,9 @@ def test_random_operations(device, seed, eviction):
             elif kind < 0.8:
                 seq = sequences[random.integers(len(sequences))]
                 sequences.append(seq.fork(int(random.integers(0, seq.length + 1))))
+            elif uses_regions and kind < 0.82:
+                cache.invalidate(int(random.integers(0, 3)))
+                invalidated = True
             elif kind < 0.83:
                 cache.evict(int(random.integers(0, cache.num_blocks)))
             elif kind < 0.84:
@@ -182,15 +200,18 @@ def test_random_operations(device, seed, eviction):
                 sequences.pop(0).close()
         router.follow()
         registered = {block for block in range(cache.num_blocks) if cache.explain(block)["is_registered"]}
-        assert {block for block, _, _ in router.found.values()} == registered
+        found = {block for block, _, _ in router.found.values()}
+        assert found <= registered if invalidated else found == registered
         for namespace in (0, 1):
-            tokens = draw_tokens(9)
-            seq = cache.open(ids(tokens), namespace=namespace)
+            tokens, salts = draw_tokens(9), draw_salts()
+            predicted = router.predict(tokens, namespaces_of(namespace, salts, len(tokens)))
+            assert cache.probe(ids(tokens), namespace=namespace, salts=salts) == len(predicted) * BLOCK_SIZE
+            seq = cache.open(ids(tokens), namespace=namespace, salts=salts)
             blocks = np.asarray(seq.blocks).tolist()
-            assert blocks == router.predict(tokens, [namespace] * len(tokens))
+            assert blocks == predicted
             hits += len(blocks)
             seq.close()
-    assert hits > 50 and {STORED, REMOVED, CLEARED} <= set(router.kinds)
+    assert hits > (20 if uses_regions else 50) and {STORED, REMOVED, CLEARED} <= set(router.kinds)
     cache.check()
 
 

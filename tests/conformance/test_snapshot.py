@@ -164,6 +164,49 @@ def test_options_in_place_of_the_saved_ones(device):
     target.cache.check()
 
 
+@pytest.mark.parametrize("to_size", BLOCK_SIZES)
+def test_regions(device, to_size):
+    source = Subject(device, 22, block_size=4)
+    salts = [(9, 70), (13, 80)]
+    data = source.save(source.fill(range(40), namespace=60, salts=salts))
+    target = Subject(device, 23, block_size=to_size)
+    loaded = load_sequence(target.cache, data)
+    assert source.save(source.cache.open(range(60), namespace=60, salts=salts))  # a hit
+    assert target.cache.open(range(60), namespace=60, salts=salts).length == 40 // to_size * to_size
+    assert target.cache.open(range(60), namespace=60).length == 9 // to_size * to_size
+    assert target.cache.open(range(60), namespace=60, salts=salts[:1]).length == 13 // to_size * to_size
+    assert target.save(loaded)[64:124] == data[64:124] and target.save(loaded)[128:176] == data[128:176]
+    for given, length in (({"priority": 9}, 40), ({"tag": 9}, 40), ({"namespace": 60}, 9)):
+        other = Subject(device, 24, block_size=to_size)
+        load_sequence(other.cache, data, **given)
+        assert other.cache.open(range(60), namespace=60, salts=salts).length == length // to_size * to_size
+        other.cache.check()
+    target.cache.check()
+
+
+def test_quotas(device):
+    source = Subject(device, 25)
+    data = source.save(source.fill(range(20), namespace=5))
+    target = Subject(device, 26, num_blocks=16)
+    target.cache.set_quota(5, 4)
+    with refused(target.cache, pagedkv.NeverFitsError):
+        load_sequence(target.cache, data)
+    target.cache.set_quota(5, 6)
+    other = target.fill(range(50, 60), namespace=5)
+    with refused(target.cache, pagedkv.OutOfBlocksError, other):
+        load_sequence(target.cache, data)
+    other.close()
+    assert target.cache.namespace_stats(5)["cached_blocks"] == 2
+    loaded = load_sequence(target.cache, data)
+    assert target.cache.namespace_stats(5)["held_blocks"] == 5
+    assert target.cache.namespace_stats(5)["cached_blocks"] == 1  # one gave way
+    loaded.close()
+    assert target.cache.namespace_stats(5)["cached_blocks"] == 6
+    again = load_sequence(target.cache, data)
+    assert again.num_cached_tokens == 20 and target.cache.namespace_stats(5)["evictions"] == 1
+    target.cache.check()
+
+
 def test_an_empty_sequence(device):
     source = Subject(device, 12)
     for block_size in (1, 16):

@@ -96,6 +96,61 @@ def test_namespaces(device):
         assert hits == [8, 12 // to_size * to_size, 0, 8]
 
 
+def test_regions(device):
+    source = Subject(device, 19)
+    salts = [(8, 70), (16, 80)]
+    source.fill(range(25), namespace=60, salts=salts).close()
+    source.fill([*range(8), *range(90, 99)], namespace=60, salts=[(8, 71)]).close()
+    data = source.save(source.cache)
+    for to_size in (1, 2, 4, 8):  # regions begin with a block, so nothing is lost
+        target = Subject(device, 20, block_size=to_size)
+        load(target.cache, data)
+        assert target.cache.probe(range(30), namespace=60, salts=salts) == 24
+        assert target.cache.probe([*range(8), *range(90, 99)], namespace=60, salts=[(8, 71)]) == 16
+        assert target.cache.probe(range(30), namespace=60) == 8
+        assert target.cache.probe(range(30), namespace=60, salts=salts[:1]) == 16
+        assert target.cache.namespace_stats(80)["cached_blocks"] == 8 // to_size
+    target = Subject(device, 20, block_size=3)
+    load(target.cache, data)
+    assert target.cache.probe(range(30), namespace=60, salts=[(8, 70), (16, 80)]) == 24
+
+
+def test_an_invalidated_namespace(device):
+    source = Subject(device, 21)
+    salts = [(8, 70)]
+    source.fill(range(17), namespace=60, salts=salts).close()
+    held = source.fill([*range(8), *range(50, 59)], namespace=60, salts=salts)
+    assert source.cache.invalidate(60) >= 2
+    target = Subject(device, 22)
+    assert load(target.cache, source.save(source.cache)) == 0
+    source.fill(range(17), namespace=60, salts=salts)
+    assert load(target.cache, source.save(source.cache)) == 4
+    held.append([1, 2, 3, 4])
+    assert load(target.cache, source.save(source.cache)) == 0
+    source.cache.check()
+
+
+def test_quotas(device):
+    source = Subject(device, 23)
+    source.fill(range(21), namespace=5).close()
+    data = source.save(source.cache)
+    target = Subject(device, 24, 16)
+    target.cache.set_quota(5, 4)
+    with refused(target.cache, pagedkv.OutOfBlocksError):
+        target.cache.load(io.BytesIO(data))
+    target.cache.set_quota(5, 6)
+    other = target.fill(range(50, 59), namespace=5)
+    with refused(target.cache, pagedkv.OutOfBlocksError, other):
+        target.cache.load(io.BytesIO(data))
+    other.close()
+    target.fill(range(9), namespace=5).close()
+    assert target.cache.namespace_stats(5)["cached_blocks"] == 4
+    assert load(target.cache, data) == 3
+    assert target.cache.probe(range(30), namespace=5) == 20
+    assert target.cache.namespace_stats(5)["cached_blocks"] == 6
+    assert load(target.cache, data) == 0
+
+
 def test_empty_caches(device):
     data = Subject(device, 7).save(Subject(device, 7).cache)
     target = Subject(device, 8)

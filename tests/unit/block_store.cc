@@ -1,5 +1,5 @@
-// The block store against a model of sets and lists, with indexes so small and hashes so poor that runs of the index
-// wrap around and every deletion moves entries.
+// The block store against a model of sets and lists, with indexes so small and hashes so poor that lines of the index
+// overflow, into the first one too.
 #include "cache/block_store.h"
 
 #include <doctest/doctest.h>
@@ -25,11 +25,11 @@ std::shared_ptr<Pool> make_pool(int64_t num_blocks) {
   return pool;
 }
 
-// Contents 0 to 11: some share a bucket, some the tag too, and 10 and 11 the whole hash.
+// Contents 0 to 11: all share a line, some the tag too, and 10 and 11 the whole hash.
 constexpr int kNumContents = 12;
 Hash128 hash_of(int content) {
-  if (content >= 10) return {1, 5};
-  return {static_cast<uint64_t>(content % 3), static_cast<uint64_t>(content % 5)};
+  if (content >= 10) return {1, uint64_t{5} << 48};
+  return {static_cast<uint64_t>(content % 3), static_cast<uint64_t>(content % 5) << 48};
 }
 
 struct BlockModel {
@@ -40,7 +40,9 @@ struct BlockModel {
 class StoreModel {
  public:
   explicit StoreModel(int64_t num_blocks)
-      : store_(make_pool(num_blocks), 1, true, PKV_EVICTION_LRU), owner_(store_.namespaces().find_or_create(0)), blocks_(static_cast<size_t>(num_blocks)) {}
+      : store_(make_pool(num_blocks), 1, true, PKV_EVICTION_LRU),
+        owner_(store_.namespaces().find_or_create(0)),
+        blocks_(static_cast<size_t>(num_blocks)) {}
 
   void run(uint32_t seed, int num_calls) {
     std::mt19937 generator(seed);
@@ -136,7 +138,7 @@ class StoreModel {
 
   void set_hash(int32_t block, int content) {
     *store_.tokens(block) = content;
-    store_.set_hash(block, hash_of(content), false);
+    store_.set_hash(block, Hash128(), hash_of(content), false);
     blocks_[block].content = content;
     registered_.emplace(content, block);
   }
@@ -208,7 +210,7 @@ TEST_CASE("BlockStore: the duplicates of a block take over one after the other")
   const Hash128 hash = {3, 3};
   for (int32_t block : blocks) {
     *store.tokens(block) = 77;
-    store.set_hash(block, hash, false);
+    store.set_hash(block, Hash128(), hash, false);
   }
   CHECK(store.registrations() == 1);
   std::set<int32_t> seen;
@@ -229,7 +231,7 @@ TEST_CASE("BlockStore releases last to first, so children are evicted before the
   store.take(3, blocks, store.namespaces().find_or_create(0));
   for (int i = 0; i < 3; ++i) {
     *store.tokens(blocks[i]) = i;
-    store.set_hash(blocks[i], {static_cast<uint64_t>(i), 0}, false);
+    store.set_hash(blocks[i], Hash128(), {static_cast<uint64_t>(i), 0}, false);
   }
   store.release(blocks, 3, 0);
   CHECK(store.num_cached() == 3);

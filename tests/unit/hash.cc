@@ -35,9 +35,11 @@ TEST_CASE("BlockHasher: the seed decides the hash") {
 }
 
 TEST_CASE("BlockHasher: every token, its place, the parent and the namespace count") {
-  for (int32_t block_size : {1, 2, 3, 5, 16, 17, 255}) {
+  for (int32_t block_size : {1, 2, 3, 5, 8, 16, 17, 27, 255}) {
+   for (bool may_use_aes : {false, true}) {
     CAPTURE(block_size);
-    const BlockHasher hasher(1, block_size);
+    CAPTURE(may_use_aes);
+    const BlockHasher hasher(1, block_size, may_use_aes);
     std::vector<int64_t> tokens(static_cast<size_t>(block_size), 0);
     std::vector<Hash128> hashes;
     for (uint64_t namespace_id : {uint64_t{0}, uint64_t{1}, uint64_t{1} << 32, UINT64_MAX}) {
@@ -54,13 +56,16 @@ TEST_CASE("BlockHasher: every token, its place, the parent and the namespace cou
       }
     }
     CHECK(count_equal(hashes) == 0);
+   }
   }
 }
 
 TEST_CASE("BlockHasher: many blocks, no two hashes equal, all bits in use") {
   for (int32_t block_size : {1, 3, 4}) {
+   for (bool may_use_aes : {false, true}) {
     CAPTURE(block_size);
-    const BlockHasher hasher(9, block_size);
+    CAPTURE(may_use_aes);
+    const BlockHasher hasher(9, block_size, may_use_aes);
     std::vector<Hash128> hashes;
     std::vector<int64_t> tokens(static_cast<size_t>(block_size), 0);
     Hash128 parent = hasher.root(0, 0);
@@ -88,5 +93,6 @@ TEST_CASE("BlockHasher: many blocks, no two hashes equal, all bits in use") {
     for (const Hash128 &hash : hashes) ++buckets[hash.low % 1024];
     const double mean = static_cast<double>(hashes.size()) / 1024;
     CHECK(*std::max_element(buckets.begin(), buckets.end()) < 2 * mean + 20);
+   }
   }
 }
