@@ -229,10 +229,13 @@ void Model::check() const {
 int64_t Model::least_cached(const Prompt &prompt) const {
   if (!setup_.has_prefix_cache || prompt.tokens.empty()) return 0;
   const std::vector<uint64_t> rows = make_rows(prompt);
-  int64_t least = 0;
+  int64_t least = 0, num_findable = 0;
+  for (; num_findable + 1 < static_cast<int64_t>(rows.size()); ++num_findable) {
+    const Scope &scope = scope_of(prompt, num_findable / setup_.block_size);
+    if (scope.epoch != epochs[scope.id]) break;  // invalidated since
+  }
   for (const Sequence &sequence : sequences) {
-    const int64_t most = std::min({info(sequence).settled_length, sequence.num_exact,
-                                   static_cast<int64_t>(rows.size()) - 1});
+    const int64_t most = std::min({info(sequence).settled_length, sequence.num_exact, num_findable});
     const std::vector<int32_t> table = blocks(sequence);
     int64_t common = 0;
     while (common < most && sequence.rows[common] == rows[common] && table[common / setup_.block_size] != -1) ++common;
