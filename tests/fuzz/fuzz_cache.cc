@@ -52,6 +52,8 @@ class Driver {
     options.num_blocks = num_blocks_ = 1 + bytes_.take(14);
     options.device = "host";
     options.hash_seed = 1;
+    options.eviction = static_cast<pkv_eviction>(bytes_.take(6));
+    options.low_water = bytes_.take(4);
     const bool has_prefix_cache = bytes_.take(8) != 0;
     options.prefix_caching = has_prefix_cache ? PKV_ON : PKV_OFF;
     REQUIRE(pkv_cache_create(&options, &cache_) == PKV_OK);
@@ -83,6 +85,7 @@ class Driver {
     }
     while (!model_->sequences.empty()) close(0);
     REQUIRE(pkv_cache_reset(cache_) == PKV_OK);
+    model_->pins.clear();
     model_->check();
     REQUIRE(model_->stats().uncached_blocks == num_blocks_);
   }
@@ -91,7 +94,7 @@ class Driver {
   static constexpr int kNumBatches = 2;
 
   void do_call() {
-    switch (bytes_.take(18)) {
+    switch (bytes_.take(21)) {
       case 0:
       case 1: return open();
       case 2:
@@ -109,6 +112,9 @@ class Driver {
       case 14: return close_one();
       case 15: return evict();
       case 16: return preempt();
+      case 18: return retain();
+      case 19: return use_prefix();
+      case 20: return change_namespace();
       default: break;
     }
     switch (bytes_.take(4)) {
@@ -126,8 +132,10 @@ class Driver {
       shortage.struct_size = sizeof shortage;
       REQUIRE(pkv_last_shortage(&shortage) == PKV_OK);
       REQUIRE(shortage.needed > shortage.available);
-      REQUIRE(status != PKV_NEVER_FITS || shortage.available == num_blocks_);
-      REQUIRE(status != PKV_OUT_OF_BLOCKS || shortage.available == now.uncached_blocks + now.cached_blocks);
+      if (!has_quotas_) {
+        REQUIRE(status != PKV_NEVER_FITS || shortage.available == num_blocks_);
+        REQUIRE(status != PKV_OUT_OF_BLOCKS || shortage.available == now.uncached_blocks + now.cached_blocks);
+      }
       now.refusals = before_.refusals;
     }
     REQUIRE(std::memcmp(&now, &before_, sizeof now) == 0);
@@ -191,9 +199,89 @@ class Driver {
       return check_refusal(status);
     }
     const int64_t length = model_->info(sequence.id).length;
-    REQUIRE(length >= static_cast<int64_t>(old_length) && length >= least);
+    REQUIRE(length >= static_cast<int64_t>(old_length) && (length >= least || sequence.is_stale));
+    REQUIRE(length == static_cast<int64_t>(old_length) || !sequence.is_stale);
     sequence.tokens.assign(prompt.begin(), prompt.begin() + length);
     sequence.was_told.resize(static_cast<size_t>(length), true);
+  }
+
+  void retain() {
+    if (!has_sequences()) return;
+    const Sequence &sequence = model_->sequences[pick()];
+    const int64_t length = static_cast<int64_t>(sequence.tokens.size());
+    const int64_t start = bytes_.take(length + 1), end = start + bytes_.take(length - start + 2);
+    const pkv_status status = pkv_sequence_set_retention(cache_, sequence.id, start, end,
+                                                         static_cast<int32_t>(bytes_.take(4)) - 1, bytes_.take(2));
+    REQUIRE(status == (end > length ? PKV_INVALID_ARGUMENT : PKV_OK));
+    if (status != PKV_OK) check_refusal(status);
+  }
+
+  // Probe, touch, pin or unpin: none of them changes what is found.
+  void use_prefix() {
+    if (!model_->pins.empty() && bytes_.take(2) == 0) {
+      const size_t index = static_cast<size_t>(bytes_.take(static_cast<int64_t>(model_->pins.size())));
+      REQUIRE(pkv_prefix_unpin(cache_, model_->pins[index]) == PKV_OK);
+      REQUIRE(pkv_prefix_unpin(cache_, model_->pins[index]) == PKV_NOT_FOUND);
+      model_->pins.erase(model_->pins.begin() + static_cast<std::ptrdiff_t>(index));
+      return;
+    }
+    const std::vector<int64_t> prompt = take_prompt();
+    const int64_t num_tokens = static_cast<int64_t>(prompt.size());
+    pkv_open_options options = {};
+    options.struct_size = sizeof options;
+    options.namespace_id = bytes_.take(8) == 0;
+    int64_t num_cached = -1, count = -1;
+    REQUIRE(pkv_prefix_probe(cache_, prompt.data(), num_tokens, &options, &num_cached) == PKV_OK);
+    check_hit(num_cached, model_->least_cached(options.namespace_id, prompt), prompt);
+    if (bytes_.take(2) == 0) {
+      REQUIRE(pkv_prefix_touch(cache_, prompt.data(), num_tokens, &options, &count) == PKV_OK);
+      REQUIRE(count == num_cached || count == num_cached + block_size_);
+    } else if (model_->pins.size() < 3) {
+      pkv_pin pin = 0;
+      const pkv_status status = pkv_prefix_pin(cache_, prompt.data(), num_tokens, &options, 0, &pin, &count);
+      REQUIRE(status == PKV_OK || (status == PKV_NOT_FOUND && num_cached == 0));
+      if (status != PKV_OK) return check_refusal(status);
+      REQUIRE(count == num_cached || count == num_cached + block_size_);
+      model_->pins.push_back(pin);
+    }
+    int64_t again = -1;
+    REQUIRE(pkv_prefix_probe(cache_, prompt.data(), num_tokens, &options, &again) == PKV_OK && again == num_cached);
+  }
+
+  void change_namespace() {
+    const uint64_t id = static_cast<uint64_t>(bytes_.take(2));
+    if (bytes_.take(2) == 0) {
+      const int64_t quota = bytes_.take(num_blocks_ + 1);
+      has_quotas_ = has_quotas_ || quota > 0;
+      REQUIRE(pkv_namespace_set_quota(cache_, id, quota) == PKV_OK);
+      return;
+    }
+    int64_t count = -1;
+    REQUIRE(pkv_namespace_invalidate(cache_, id, &count) == PKV_OK);
+    REQUIRE(count >= 0);
+    for (Sequence &sequence : model_->sequences) sequence.is_stale = sequence.is_stale || sequence.namespace_id == id;
+    pkv_namespace_stats stats = {};
+    stats.struct_size = sizeof stats;
+    const pkv_status status = pkv_namespace_get_stats(cache_, id, &stats);
+    REQUIRE(status == PKV_NOT_FOUND || (status == PKV_OK && stats.cached_blocks == 0));
+    // Its pins are gone: those that still are there stay in the model.
+    const auto is_gone = [&](pkv_pin pin) { return is_pin_gone(pin); };
+    model_->pins.erase(std::remove_if(model_->pins.begin(), model_->pins.end(), is_gone), model_->pins.end());
+  }
+
+  // An explanation of every block names the pins that hold it.
+  bool is_pin_gone(pkv_pin pin) {
+    std::string word = std::to_string(pin);
+    for (int32_t block = 0; block < num_blocks_; ++block) {
+      std::string text(4096, '\0');
+      size_t length = 0;
+      REQUIRE(pkv_cache_explain(cache_, block, &text[0], text.size(), &length) == PKV_OK);
+      const size_t first = text.find("\"pins\"");
+      if (first != std::string::npos && text.substr(first, text.find(']', first) - first).find(word) != std::string::npos) {
+        return false;
+      }
+    }
+    return true;
   }
 
   // Tokens as the cache is told them: some unknown.
@@ -403,7 +491,8 @@ class Driver {
   }
 
   void evict() {
-    const int64_t n = bytes_.take(num_blocks_ + 2);
+    const int64_t n = bytes_.take(num_blocks_ + 3) - 1;
+    if (n == -1) return evict_to_low_water();
     int64_t num_evicted = -1;
     const pkv_status status = pkv_cache_evict(cache_, n, &num_evicted);
     const int64_t num_available = before_.uncached_blocks + before_.cached_blocks;
@@ -415,13 +504,19 @@ class Driver {
     REQUIRE(now.evictions - before_.evictions == num_evicted);
   }
 
+  void evict_to_low_water() {
+    int64_t num_evicted = -1;
+    REQUIRE(pkv_cache_evict(cache_, -1, &num_evicted) == PKV_OK);
+    REQUIRE(model_->stats().uncached_blocks - before_.uncached_blocks == num_evicted);
+  }
+
   void preempt() {
     const int64_t n = bytes_.take(num_blocks_ + 1);
     pkv_sequence victims[8];
     int64_t count = -1;
     const pkv_status status = pkv_cache_victims(cache_, n, victims, 8, &count);
     if (status != PKV_OK) {
-      REQUIRE(status == PKV_OUT_OF_BLOCKS && n > before_.held_blocks && count == -1);
+      REQUIRE(status == PKV_OUT_OF_BLOCKS && n > before_.held_blocks - before_.pinned_blocks && count == -1);
       return;
     }
     if (bytes_.take(2) == 0) return;
@@ -437,7 +532,8 @@ class Driver {
   void reset() {
     const pkv_status status = pkv_cache_reset(cache_);
     REQUIRE(status == (has_sequences() ? PKV_BUSY : PKV_OK));
-    if (status != PKV_OK) check_refusal(status);
+    if (status != PKV_OK) return check_refusal(status);
+    model_->pins.clear();
   }
 
   // What is held or cached must keep its stamps; the model sees those of later hits too.
@@ -460,6 +556,7 @@ class Driver {
 
   Bytes bytes_;
   int32_t block_size_ = 0;
+  bool has_quotas_ = false;  // since some call
   int64_t num_blocks_ = 0;
   pkv_cache *cache_ = nullptr;
   pkv_batch *batches_[kNumBatches] = {};

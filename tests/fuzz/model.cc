@@ -81,7 +81,9 @@ void Model::check() const {
   const pkv_cache_stats counts = stats();
   REQUIRE(counts.num_blocks == num_blocks_);
   REQUIRE(counts.uncached_blocks + counts.cached_blocks + counts.held_blocks + counts.pending_blocks == num_blocks_);
-  REQUIRE(counts.held_blocks == static_cast<int64_t>(held.size()));
+  REQUIRE(counts.num_pins == static_cast<int64_t>(pins.size()));
+  REQUIRE(counts.held_blocks >= static_cast<int64_t>(held.size()) && counts.held_blocks >= counts.pinned_blocks);
+  REQUIRE(counts.held_blocks <= static_cast<int64_t>(held.size()) + counts.pinned_blocks);
   REQUIRE(counts.num_sequences == static_cast<int64_t>(sequences.size()));
   REQUIRE(counts.peak_held_blocks >= counts.held_blocks);
   REQUIRE(has_prefix_cache_ || (counts.cached_blocks == 0 && counts.registered == 0 && counts.hit_tokens == 0));
@@ -91,7 +93,7 @@ int64_t Model::least_cached(uint64_t namespace_id, const std::vector<int64_t> &p
   if (!has_prefix_cache_ || prompt.empty()) return 0;
   int64_t least = 0;
   for (const Sequence &sequence : sequences) {
-    if (sequence.namespace_id != namespace_id) continue;
+    if (sequence.namespace_id != namespace_id || sequence.is_stale) continue;
     const int64_t most = std::min<int64_t>(info(sequence.id).settled_length, static_cast<int64_t>(prompt.size()) - 1);
     int64_t common = 0;
     while (common < most && sequence.tokens[common] == prompt[common]) ++common;

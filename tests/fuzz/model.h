@@ -18,6 +18,7 @@ namespace fuzz {
 
 struct Sequence {
   pkv_sequence id = 0;
+  bool is_stale = false;         // opened before its namespace was invalidated
   uint64_t namespace_id = 0;
   std::vector<int64_t> tokens;   // the true ones, also those that the cache has not been told
   std::vector<bool> was_told;    // appended known, or committed by this sequence
@@ -29,6 +30,7 @@ class Model {
       : cache_(cache), num_blocks_(num_blocks), block_size_(block_size), has_prefix_cache_(has_prefix_cache) {}
 
   std::vector<Sequence> sequences;
+  std::vector<pkv_pin> pins;
 
   // Stamps of a sequence's tokens from `first` on go into its blocks; with is_garbage wrong ones, as of a failed step.
   void write(const Sequence &sequence, int64_t first, bool is_garbage = false);
