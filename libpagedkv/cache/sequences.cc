@@ -256,6 +256,7 @@ Status Cache::reserve(pkv_sequence id, int64_t num_tokens) {
       quota_evictions_.clear();
       const Status status = plan_quota_growth(*sequence, first, first + needed, 0, &quota_evictions_);
       finish_quota_plan(&quota_evictions_);
+      publish();
       PKV_TRY(status);
       evict_over_quota(quota_evictions_);
     }
@@ -337,7 +338,10 @@ void Cache::settle_to(Sequence *sequence, int64_t position, int64_t first_new,
     for (int64_t j = 0; j < run; ++j, ++i) {
       const int32_t block = table[i];
       if (blocks_.record(block).is_hashed) continue;
-      blocks_.set_hash(block, parents[j], hashes[j], is_stale(chain.at(i)));
+      if (events_ != nullptr) {
+        events_->name(block, i == 0 ? kNoBlock : table[i - 1], chain.at(i).id, blocks_.tokens(block), block_size);
+      }
+      blocks_.set_hash(block, parents[j], hashes[j], is_stale(chain, i));
       if (i > 0) blocks_.set_child(table[i - 1], block);
       if (hashed_blocks != nullptr && (i + 1) * block_size > first_new) {
         HashedBlock &hashed = hashed_blocks->emplace_back();  // filled in place: a copy would wait for its parts
