@@ -4,7 +4,8 @@
 // it takes before the first change. One mutating thread at a time; get_stats() from any thread.
 //
 // cache.cc: creation, counts, eviction, victims. sequences.cc: the life of a sequence. step.cc: appending. quotas.cc: what
-// namespaces may have. prefixes.cc: prefixes without a sequence, pins, retention. audit.cc: check and explain.
+// namespaces may have. prefixes.cc: prefixes without a sequence, pins, retention.
+// snapshot_save.cc, snapshot_load.cc, prefix_tree.cc: snapshots. audit.cc: check and explain.
 // explain_sequence.cc: the same for a sequence. record.cc: recording of calls.
 #pragma once
 
@@ -17,6 +18,7 @@
 #include "base/shared_array.h"
 #include "cache/block_store.h"
 #include "cache/deadlines.h"
+#include "cache/events.h"
 #include "cache/layout.h"
 #include "cache/sequence.h"
 #include "cache/stats_board.h"
@@ -25,6 +27,25 @@
 
 namespace pkv {
 
+// A block that can be hit, and the place of its parent in the list that it stands in; -1 for a first one.
+struct TreeEntry {
+  int32_t block;
+  int64_t parent;
+};
+
+// A block of a prefix tree that is loaded.
+struct TreeBlock {
+  int64_t node;    // its row among the tokens
+  int64_t parent;  // in the tree; -1 for a first block
+  Hash128 extended, hash;  // what its hash extends, as by chain_hash
+  uint32_t namespace_index;
+  int64_t source, depth, start;  // as in ReblockedNode
+  int32_t block;  // where it is registered already, or kNoBlock
+};
+
+struct Snapshot;
+class SnapshotSink;
+
 struct CacheOptions {
   Layout layout;
   PoolOptions pool;
@@ -32,6 +53,7 @@ struct CacheOptions {
   uint64_t hash_seed = 0;
   pkv_eviction eviction = PKV_EVICTION_LRU;
   int64_t low_water = 0;
+  int64_t event_capacity = 0;  // 0: no events
 };
 
 // One sequence's part of a step: what it was before, and what was done. Kept by the batch for discard().
@@ -120,6 +142,13 @@ class Cache {
                    int64_t num_tokens, Step *step);
   Status apply_step(const int64_t *tokens, Step *step);
   Status discard_step(Step *step);
+  // Snapshots. stream: PKV_STREAM_OF_SEQUENCE for save_sequence only. options: null for what was saved.
+  Status save_sequence(pkv_sequence id, const pkv_snapshot_io &io, pkv_stream stream);
+  Status load_sequence(const pkv_snapshot_io &io, const pkv_open_options *options, pkv_stream stream,
+                       pkv_sequence *out);
+  Status save_prefixes(const pkv_snapshot_io &io, pkv_stream stream);
+  Status load_prefixes(const pkv_snapshot_io &io, pkv_stream stream, int64_t *out_num_blocks);
+
   // The cache is unusable from now on; returns status.
   Status mark_failed(Status status);
 
@@ -133,6 +162,9 @@ class Cache {
   Status explain_sequence(pkv_sequence id, std::string *out) const;
   void get_stats(pkv_cache_stats *out) const;  // all but struct_size; any thread
   int64_t reuse_distance_sum() const { return blocks_.reuse_distance_sum(); }  // any thread
+
+  // One thread at a time, whatever mutates the cache. UNSUPPORTED without event_capacity.
+  Status read_events(pkv_event *out, int64_t capacity, int64_t *out_count) const;
 
   const Layout &layout() const { return layout_; }
   Backend *backend() const { return backend_; }
@@ -168,8 +200,12 @@ class Cache {
   }
   Hash128 enter_scopes(const Chain &chain, int64_t block_index, const Hash128 &previous) const;
   Hash128 parent_hash(const Sequence &sequence, int64_t block_index) const;
-  // The namespace is no longer what it was when the chain began: what it keys is not found any more.
-  bool is_stale(const Scope &scope) const { return blocks_.namespaces()[scope.index].epoch != scope.epoch; }
+  // A namespace up to this block is no longer what it was when the chain began: the block is not found any more.
+  bool is_stale(const Chain &chain, int64_t block_index) const {
+    return chain.regions.empty() ? is_over(chain.first) : is_any_over(chain, block_index);
+  }
+  bool is_over(const Scope &scope) const { return blocks_.namespaces()[scope.index].epoch != scope.epoch; }
+  bool is_any_over(const Chain &chain, int64_t block_index) const;
   // The chain of a sequence to be opened; namespaces that are not there are made, or in the const one left out: they get
   // kNoNamespace. Throws std::bad_alloc.
   Status make_chain(const pkv_open_options &options, Chain *out);
@@ -209,6 +245,15 @@ class Cache {
   void settle(Sequence *sequence, int64_t first_new, std::vector<HashedBlock> *hashed_blocks);
   TraceCounts count_for_trace() const;
   std::vector<uint32_t> order_victims() const;  // indices of the open sequences, best victim first
+  Status check_snapshot_stream(pkv_stream stream) const;
+  Status read_scales(std::vector<float> *out) const;
+  Status check_scales(const Snapshot &snapshot) const;
+  void collect_tree(uint32_t left_out_namespace, std::vector<TreeEntry> *out) const;
+  Status write_blocks(const Snapshot &snapshot, const int32_t *blocks, pkv_stream stream, SnapshotSink *sink);
+  void plan_tree(const Snapshot &snapshot, std::vector<TreeBlock> *out, std::vector<int64_t> *out_tokens);
+  Status check_tree_quotas(const std::vector<TreeBlock> &tree);
+  Status upload_block(int32_t block, const std::vector<char> &bytes);
+  Status check_room(int64_t num_total, int64_t num_needed, int64_t num_protected);
   void settle_to(Sequence *sequence, int64_t position, int64_t first_new, std::vector<HashedBlock> *hashed_blocks);
   void append_tokens(const StepItem &item, const int64_t *tokens, Step *step);
   void write_tokens(Sequence *sequence, int64_t first, int64_t end, const int64_t *tokens, bool registers);
@@ -221,6 +266,7 @@ class Cache {
   const bool prefix_caching_;
   const std::shared_ptr<Pool> pool_;
   const BlockHasher hasher_;
+  const std::unique_ptr<EventLog> events_;  // null: nobody asks
   BlockStore blocks_;
   DeviceMemory scales_;  // float32 [num_layers, K | V, num_kv_heads]
   bool is_failed_ = false;
@@ -233,6 +279,8 @@ class Cache {
   std::vector<int32_t> matched_;  // hit blocks of one lookup
   std::vector<QuotaEviction> quota_evictions_;  // of reserve
   const int64_t low_water_;
+
+  bool has_regions_ = false;  // some sequence had, or has, more than one namespace
 
   std::vector<Pin> pins_;  // by index; those that are not pinned are in unused_pins_
   std::vector<uint32_t> unused_pins_;

@@ -25,11 +25,12 @@ from pagedkv._errors cimport check
 from pagedkv._pin cimport make_pin
 from pagedkv._pool cimport export_blocks
 from pagedkv._prompt cimport Prompt, read_prompt, release_prompt
+from pagedkv._snapshot cimport load_prefixes, load_sequence, save_prefixes
 from pagedkv.abi cimport (
     PKV_EVICTION_FIFO, PKV_EVICTION_LFU, PKV_EVICTION_LRU, PKV_EVICTION_PRIORITY, PKV_EVICTION_S3FIFO,
     PKV_EVICTION_SLRU, PKV_OFF, PKV_ON, PKV_STREAM_OF_SEQUENCE, pkv_cache_block_ptr, pkv_cache_check, pkv_cache_create,
-    pkv_cache_destroy, pkv_cache_evict, pkv_cache_explain, pkv_cache_get_stats, pkv_cache_options, pkv_cache_reset,
-    pkv_cache_set_kv_scales, pkv_cache_victims, pkv_cache_zero_uncached, pkv_eviction, pkv_layout,
+    pkv_cache_destroy, pkv_cache_evict, pkv_cache_explain, pkv_cache_get_stats, pkv_cache_options, pkv_cache_read_events,
+    pkv_cache_reset, pkv_cache_set_kv_scales, pkv_cache_victims, pkv_cache_zero_uncached, pkv_event, pkv_eviction, pkv_layout,
     pkv_namespace_get_stats, pkv_namespace_invalidate, pkv_namespace_set_quota, pkv_namespace_stats, pkv_pin,
     pkv_prefix_pin, pkv_prefix_probe, pkv_prefix_touch, pkv_sequence_close, pkv_sequence_open, pkv_status, pkv_stream)
 from pagedkv.abi cimport (
@@ -45,6 +46,10 @@ cdef dict EVICTIONS = {
 }
 cdef dict UNITS = {"": 1, "k": 1000, "m": 1000 ** 2, "g": 1000 ** 3, "t": 1000 ** 4, "ki": 1 << 10, "mi": 1 << 20,
                    "gi": 1 << 30, "ti": 1 << 40}
+# pkv_event.
+EVENT = numpy.dtype([("serial", "u8"), ("kind", "i4"), ("block", "i4"), ("namespace", "u8"), ("hash", "V32"),
+                     ("parent", "V32")])
+cdef int64_t EVENTS_AT_ONCE = 4096
 cdef object MEMORY_TEXT = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:e\+?[0-9]+)?)\s*([kmgt]i?)?b?\s*", re.IGNORECASE)
 
 
@@ -77,19 +82,20 @@ cdef int set_memory(pkv_cache_options *options, object memory) except -1:
 @cython.no_gc_clear
 cdef class Cache:
     """Cache(layout, num_blocks=None, memory=None, device="auto", prefix_caching=True, eviction="lru", buffer=None, \
-hash_seed=0, low_water=0)\n--\n\nToken sequences over blocks of one device, with a prefix cache.
+hash_seed=0, low_water=0, event_capacity=0)\n--\n\nToken sequences over blocks of one device, with a prefix cache.
 
     The size is given by num_blocks, by memory ("20GiB", bytes as an int, or a float: a share of the free memory), or by
     buffer, writable memory to use in place of an allocation (as in Pool). device: "host", "cuda", "cuda:1" or "auto".
     eviction: which cached block goes first, "lru", "lfu", "fifo", "slru", "s3fifo" or "priority". low_water: uncached
-    blocks that evict() keeps ready. hash_seed: key of the local block hash, 0 for a random one.
+    blocks that evict() keeps ready. hash_seed: key of the local block hash, 0 for a random one. event_capacity: how many
+    events are kept until read_events() takes them, 0 for no events.
 
     One thread at a time may mutate a cache and its batches; write_kv and attend may run beside it. On the host a cache
     exports its memory: numpy.asarray(cache) is uint8 [num_blocks, block_bytes], without a copy; while such views live,
     close() raises BusyError."""
 
     def __init__(self, layout, num_blocks=None, memory=None, device="auto", prefix_caching=True, eviction="lru",
-                 buffer=None, hash_seed=0, low_water=0):
+                 buffer=None, hash_seed=0, low_water=0, event_capacity=0):
         cdef pkv_cache_options options
         cdef pkv_cache_stats stats
         cdef pkv_layout c_layout
@@ -126,6 +132,7 @@ hash_seed=0, low_water=0)\n--\n\nToken sequences over blocks of one device, with
         options.prefix_caching = PKV_ON if prefix_caching else PKV_OFF
         options.eviction = <pkv_eviction> <int> EVICTIONS[eviction]
         options.hash_seed = as_uint64(hash_seed, "hash_seed")
+        options.event_capacity = as_int64(event_capacity, "event_capacity")
         options.low_water = as_int64(low_water, "low_water")
         with nogil:
             status = pkv_cache_create(&options, &self._cache)
@@ -345,6 +352,53 @@ hash_seed=0, low_water=0)\n--\n\nToken sequences over blocks of one device, with
         """Forgets every cached block and every pin. BusyError while sequences are open."""
         self.enter()
         check(pkv_cache_reset(self._cache))
+
+    # ---- Snapshots
+
+    def load_sequence(self, file, namespace=None, priority=None, tag=None, stream=0):
+        """Opens a sequence with what Sequence.save() wrote to a path or a binary file; its cached prefix is taken instead.
+
+        namespace, priority, tag: None for what was saved. Saved regions belong to the saved namespace."""
+        cdef pkv_stream handle = NULL
+        as_stream(stream, &handle)
+        return load_sequence(self, file, namespace, priority, tag, handle)
+
+    def save(self, file, stream=0):
+        """Saves everything that can be hit, held or cached, to a path or a binary file. stream: that of the steps, which is
+        waited for."""
+        cdef pkv_stream handle = NULL
+        as_stream(stream, &handle)
+        save_prefixes(self, file, handle)
+
+    def load(self, file, stream=0):
+        """Adds what save() wrote to the prefix cache: how many blocks were added. What is cached already stays."""
+        cdef pkv_stream handle = NULL
+        as_stream(stream, &handle)
+        return load_prefixes(self, file, handle)
+
+    # ---- Events
+
+    def read_events(self, max_events=None):
+        """Takes the oldest events, at most max_events of them: a numpy array with the fields serial, kind, block, namespace,
+        hash and parent. One thread at a time may read; another one may use the cache meanwhile."""
+        cdef int64_t count = 0, most = 1 << 62
+        cdef int64_t size
+        cdef uintptr_t address
+        if max_events is not None:
+            most = as_int64(max_events, "max_events")
+            if most < 0:
+                raise InvalidArgumentError(f"max_events must not be negative, got {most}")
+        self.require_open()
+        pieces = []
+        while True:
+            size = min(most, EVENTS_AT_ONCE)
+            piece = numpy.empty(size, EVENT)
+            address = piece.ctypes.data
+            check(pkv_cache_read_events(self._cache, <pkv_event *> address, size, &count))
+            pieces.append(piece[:count])
+            most -= count
+            if count < size or most == 0:
+                return pieces[0] if len(pieces) == 1 else numpy.concatenate(pieces)
 
     # ---- Batches and kernels
 

@@ -37,7 +37,7 @@ class Driver:
         self.format, self.arrays = arrays.BlockFormat(**layout), arrays.for_device(device)
         eviction = EVICTIONS[seed % len(EVICTIONS)]
         self.cache = pagedkv.Cache(pagedkv.Layout(**layout), num_blocks=self.num_blocks, device=device,
-                                   prefix_caching=prefix_caching, eviction=eviction)
+                                   prefix_caching=prefix_caching, eviction=eviction, hash_seed=seed + 1)
         self.batch = self.cache.batch(max_sequences=16, max_tokens=256)
         self.model = ManagerModel(self.num_blocks, self.block_size, prefix_caching, eviction)
         self.most_sequences = int(rng.integers(2, 8))
