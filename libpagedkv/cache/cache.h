@@ -188,6 +188,7 @@ class Cache {
     return block_index > 0 && chain.regions.empty() ? previous : enter_scopes(chain, block_index, previous);
   }
   Hash128 enter_scopes(const Chain &chain, int64_t block_index, const Hash128 &previous) const;
+  void name_block(const Chain &chain, const int32_t *table, int64_t block_index);  // for events
   Hash128 parent_hash(const Sequence &sequence, int64_t block_index) const;
   // A namespace up to this block is no longer what it was when the chain began: the block is not found any more.
   bool is_stale(const Chain &chain, int64_t block_index) const {

@@ -36,7 +36,7 @@ void Cache::collect_tree(uint32_t left_out_namespace, std::vector<TreeEntry> *ou
     const Hash128 root = hasher_.root(owner.id, owner.epoch);
     if (extended != root) {
       auto parent = by_hash.find(extended);
-      if (parent == by_hash.end()) parent = by_hash.find(hasher_.branch(extended, root));  // its own inverse
+      if (parent == by_hash.end()) parent = by_hash.find(hasher_.undo_branch(extended, root));
       if (parent == by_hash.end()) continue;  // gone before its child, which cannot be hit now
       list = &first_child[parent->second];
     }

@@ -338,9 +338,7 @@ void Cache::settle_to(Sequence *sequence, int64_t position, int64_t first_new,
     for (int64_t j = 0; j < run; ++j, ++i) {
       const int32_t block = table[i];
       if (blocks_.record(block).is_hashed) continue;
-      if (events_ != nullptr) {
-        events_->name(block, i == 0 ? kNoBlock : table[i - 1], chain.at(i).id, blocks_.tokens(block), block_size);
-      }
+      if (events_ != nullptr) name_block(chain, table, i);
       blocks_.set_hash(block, parents[j], hashes[j], is_stale(chain, i));
       if (i > 0) blocks_.set_child(table[i - 1], block);
       if (hashed_blocks != nullptr && (i + 1) * block_size > first_new) {

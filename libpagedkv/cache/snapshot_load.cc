@@ -230,8 +230,8 @@ Status Cache::load_prefixes(const pkv_snapshot_io &io, pkv_stream stream, int64_
     fill_block(snapshot, layout_, node.source, node.depth, node.start, block_size, block_memory.data());
     if (const Status status = upload_block(block, block_memory); status != PKV_OK) return mark_failed(status);
     if (events_ != nullptr) {
-      events_->name(block, node.parent < 0 ? kNoBlock : blocks[node.parent],
-                    blocks_.namespaces()[node.namespace_index].id, blocks_.tokens(block), block_size);
+      events_->begin_name(node.parent < 0 ? kNoBlock : blocks[node.parent]);
+      events_->end_name(block, blocks_.namespaces()[node.namespace_index].id, blocks_.tokens(block), block_size);
     }
     blocks_.set_hash(block, node.extended, node.hash, false);
   }
