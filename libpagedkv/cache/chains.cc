@@ -40,8 +40,8 @@ Status read_chain(const pkv_open_options &options, int32_t block_size, const Nam
 Status Cache::make_chain(const pkv_open_options &options, Chain *out) {
   has_regions_ = has_regions_ || options.num_regions > 0;
   Namespaces &namespaces = blocks_.namespaces();
-  return read_chain(options, layout_.block_size(), namespaces,
-                    [&](uint64_t id) { return namespaces.find_or_create(id); }, out);
+  return read_chain(
+      options, layout_.block_size(), namespaces, [&](uint64_t id) { return namespaces.find_or_create(id); }, out);
 }
 
 Status Cache::find_chain(const pkv_open_options &options, Chain *out) const {
@@ -88,18 +88,27 @@ bool Cache::is_any_over(const Chain &chain, int64_t block_index) const {
 void Cache::find_prefix(const Chain &chain, int32_t previous, const int64_t *tokens, int64_t first, int64_t end,
                         std::vector<int32_t> *out) const {
   const int32_t block_size = layout_.block_size();
-  for (int64_t i = first; i < end; ++i) {
+  const size_t num_before = out->size();
+  out->resize(num_before + static_cast<size_t>(std::max<int64_t>(end - first, 0)));
+  int32_t *found = out->data() + num_before;
+  int64_t i = first;
+  while (i < end) {
+    // Most often the blocks that were hit last below the same parents: then nothing needs to be hashed.
+    if (previous != kNoBlock && chain.regions.empty()) {
+      const int64_t num_followed = blocks_.follow_hints(previous, tokens + i * block_size, end - i, found);
+      i += num_followed;
+      found += num_followed;
+      if (num_followed > 0) previous = found[-1];
+      if (i == end) break;
+    }
     const int64_t *block_tokens = tokens + i * block_size;
     const Hash128 parent = chain_hash(chain, i, previous == kNoBlock ? Hash128() : blocks_.record(previous).hash);
-    // Most often the block hit last below the same parent: then nothing needs to be hashed.
-    int32_t block = previous == kNoBlock ? kNoBlock : blocks_.guess_child(previous, parent, block_tokens);
-    if (block == kNoBlock) block = blocks_.find(hasher_.extend(parent, block_tokens), block_tokens);
+    const int32_t block = blocks_.find(hasher_.extend(parent, block_tokens), block_tokens);
     if (block == kNoBlock || blocks_.record(block).is_stale) break;
-    // Blocks taken together mostly have ids in a row.
-    if (previous != kNoBlock) blocks_.prefetch_block(block + 4 * (static_cast<int64_t>(block) - previous));
-    out->push_back(block);
-    previous = block;
+    *found++ = previous = block;
+    ++i;
   }
+  out->resize(num_before + static_cast<size_t>(i - first));
 }
 
 }  // namespace pkv

@@ -214,7 +214,7 @@ Status Cache::load_prefixes(const pkv_snapshot_io &io, pkv_stream stream, int64_
   PKV_TRY(backend_->wait(stream));
 
   for (const TreeBlock &node : tree) {
-    if (node.block != kNoBlock) blocks_.hit(node.block);
+    if (node.block != kNoBlock) blocks_.hit(&node.block, 1);
   }
   evict_over_quota(quota_evictions_);
   blocks_.take(num_needed, new_blocks.data(), kNoNamespace);

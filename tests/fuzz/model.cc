@@ -213,6 +213,7 @@ void Model::check() const {
     REQUIRE(probe(cache_, prompt) >= pin.num_tokens);
   }
   const pkv_cache_stats counts = stats();
+<<<<<<< HEAD
   const int64_t num_held = static_cast<int64_t>(held.size());
   REQUIRE(counts.num_blocks == setup_.num_blocks);
   REQUIRE(counts.uncached_blocks + counts.cached_blocks + counts.held_blocks + counts.pending_blocks ==
@@ -220,6 +221,13 @@ void Model::check() const {
   REQUIRE(counts.num_pins == static_cast<int64_t>(pins.size()));
   REQUIRE(counts.held_blocks >= std::max(num_held, counts.pinned_blocks));
   REQUIRE(counts.held_blocks <= num_held + counts.pinned_blocks);
+=======
+  REQUIRE(counts.num_blocks == num_blocks_);
+  REQUIRE(counts.uncached_blocks + counts.cached_blocks + counts.held_blocks + counts.pending_blocks == num_blocks_);
+  REQUIRE(counts.num_pins == static_cast<int64_t>(pins.size()));
+  REQUIRE(counts.held_blocks >= static_cast<int64_t>(held.size()) && counts.held_blocks >= counts.pinned_blocks);
+  REQUIRE(counts.held_blocks <= static_cast<int64_t>(held.size()) + counts.pinned_blocks);
+>>>>>>> store
   REQUIRE(counts.num_sequences == static_cast<int64_t>(sequences.size()));
   REQUIRE(counts.peak_held_blocks >= counts.held_blocks);
   REQUIRE(!counts.is_failed);
@@ -235,8 +243,13 @@ int64_t Model::least_cached(const Prompt &prompt) const {
     if (scope.epoch != epochs[scope.id]) break;  // invalidated since
   }
   for (const Sequence &sequence : sequences) {
+<<<<<<< HEAD
     const int64_t most = std::min({info(sequence).settled_length, sequence.num_exact, num_findable});
     const std::vector<int32_t> table = blocks(sequence);
+=======
+    if (sequence.namespace_id != namespace_id || sequence.is_stale) continue;
+    const int64_t most = std::min<int64_t>(info(sequence.id).settled_length, static_cast<int64_t>(prompt.size()) - 1);
+>>>>>>> store
     int64_t common = 0;
     while (common < most && sequence.rows[common] == rows[common] && table[common / setup_.block_size] != -1) ++common;
     least = std::max(least, common / setup_.block_size * setup_.block_size);
