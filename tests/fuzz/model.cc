@@ -133,15 +133,22 @@ int64_t probe(const pkv_cache *cache, const Prompt &prompt) {
   return num_cached;
 }
 
-const Scope &Model::scope_of(const Prompt &prompt, int64_t block_index) const {
-  size_t i = prompt.scopes.size() - 1;
-  while (prompt.scopes[i].start / setup_.block_size > block_index) --i;
-  return prompt.scopes[i];
+std::vector<Scope> Model::scopes_of(const Prompt &prompt, int64_t block_index) const {
+  std::vector<Scope> found;
+  for (const Scope &scope : prompt.scopes) {
+    const int64_t first_block = scope.start / setup_.block_size;
+    if (first_block > block_index) break;
+    if (!found.empty() && found.back().id == scope.id) continue;  // changes nothing
+    if (!found.empty() && found.back().start / setup_.block_size < block_index) found.clear();
+    found.push_back(scope);
+  }
+  return found;
 }
 
 uint64_t Model::make_row(const Prompt &prompt, int64_t position, uint64_t previous, int64_t token) const {
-  const Scope &scope = scope_of(prompt, position / setup_.block_size);
-  return mix(mix(mix(previous, scope.id), scope.epoch), static_cast<uint64_t>(token));
+  uint64_t row = previous;
+  for (const Scope &scope : scopes_of(prompt, position / setup_.block_size)) row = mix(mix(row, scope.id), scope.epoch);
+  return mix(row, static_cast<uint64_t>(token));
 }
 
 std::vector<uint64_t> Model::make_rows(const Prompt &prompt) const {
@@ -213,7 +220,6 @@ void Model::check() const {
     REQUIRE(probe(cache_, prompt) >= pin.num_tokens);
   }
   const pkv_cache_stats counts = stats();
-<<<<<<< HEAD
   const int64_t num_held = static_cast<int64_t>(held.size());
   REQUIRE(counts.num_blocks == setup_.num_blocks);
   REQUIRE(counts.uncached_blocks + counts.cached_blocks + counts.held_blocks + counts.pending_blocks ==
@@ -221,13 +227,6 @@ void Model::check() const {
   REQUIRE(counts.num_pins == static_cast<int64_t>(pins.size()));
   REQUIRE(counts.held_blocks >= std::max(num_held, counts.pinned_blocks));
   REQUIRE(counts.held_blocks <= num_held + counts.pinned_blocks);
-=======
-  REQUIRE(counts.num_blocks == num_blocks_);
-  REQUIRE(counts.uncached_blocks + counts.cached_blocks + counts.held_blocks + counts.pending_blocks == num_blocks_);
-  REQUIRE(counts.num_pins == static_cast<int64_t>(pins.size()));
-  REQUIRE(counts.held_blocks >= static_cast<int64_t>(held.size()) && counts.held_blocks >= counts.pinned_blocks);
-  REQUIRE(counts.held_blocks <= static_cast<int64_t>(held.size()) + counts.pinned_blocks);
->>>>>>> store
   REQUIRE(counts.num_sequences == static_cast<int64_t>(sequences.size()));
   REQUIRE(counts.peak_held_blocks >= counts.held_blocks);
   REQUIRE(!counts.is_failed);
@@ -238,18 +237,14 @@ int64_t Model::least_cached(const Prompt &prompt) const {
   if (!setup_.has_prefix_cache || prompt.tokens.empty()) return 0;
   const std::vector<uint64_t> rows = make_rows(prompt);
   int64_t least = 0, num_findable = 0;
+  const auto is_stale = [this](const Scope &scope) { return scope.epoch != epochs[scope.id]; };
   for (; num_findable + 1 < static_cast<int64_t>(rows.size()); ++num_findable) {
-    const Scope &scope = scope_of(prompt, num_findable / setup_.block_size);
-    if (scope.epoch != epochs[scope.id]) break;  // invalidated since
+    const std::vector<Scope> scopes = scopes_of(prompt, num_findable / setup_.block_size);
+    if (std::any_of(scopes.begin(), scopes.end(), is_stale)) break;
   }
   for (const Sequence &sequence : sequences) {
-<<<<<<< HEAD
     const int64_t most = std::min({info(sequence).settled_length, sequence.num_exact, num_findable});
     const std::vector<int32_t> table = blocks(sequence);
-=======
-    if (sequence.namespace_id != namespace_id || sequence.is_stale) continue;
-    const int64_t most = std::min<int64_t>(info(sequence.id).settled_length, static_cast<int64_t>(prompt.size()) - 1);
->>>>>>> store
     int64_t common = 0;
     while (common < most && sequence.rows[common] == rows[common] && table[common / setup_.block_size] != -1) ++common;
     least = std::max(least, common / setup_.block_size * setup_.block_size);

@@ -17,7 +17,6 @@ namespace fuzz {
 
 #define REQUIRE(condition) ((condition) ? (void)0 : ::fuzz::fail_requirement(__FILE__, __LINE__, #condition))
 
-<<<<<<< HEAD
 constexpr int kNumNamespaces = 3;
 
 // What a cache is made with, all in one layer and one head of float32.
@@ -30,14 +29,6 @@ struct Setup {
   int64_t window = 0, sinks = 0, low_water = 0, event_capacity = 0;
 
   pkv_cache *create(pkv_layer_info *out_layer) const;
-=======
-struct Sequence {
-  pkv_sequence id = 0;
-  bool is_stale = false;         // opened before its namespace was invalidated
-  uint64_t namespace_id = 0;
-  std::vector<int64_t> tokens;   // the true ones, also those that the cache has not been told
-  std::vector<bool> was_told;    // appended known, or committed by this sequence
->>>>>>> store
 };
 
 // The namespace of a history from a token on. epoch: how often it had been invalidated when the history began.
@@ -92,15 +83,12 @@ class Model {
       : cache_(cache), memory_(cache, layer), setup_(setup) {}
 
   std::vector<Sequence> sequences;
-<<<<<<< HEAD
   std::vector<Pin> pins;
   std::array<uint64_t, kNumNamespaces> epochs = {};
   std::array<int64_t, kNumNamespaces> quotas = {};
-=======
-  std::vector<pkv_pin> pins;
->>>>>>> store
 
-  const Scope &scope_of(const Prompt &prompt, int64_t block_index) const;
+  // The namespaces that begin in a block, or the one that it lies in; the last one is its own.
+  std::vector<Scope> scopes_of(const Prompt &prompt, int64_t block_index) const;
   std::vector<uint64_t> make_rows(const Prompt &prompt) const;
   // The row of a token that stands at a position behind another row; position 0 is behind 0.
   uint64_t make_row(const Prompt &prompt, int64_t position, uint64_t previous, int64_t token) const;
