@@ -29,18 +29,19 @@ namespace pkv {
 struct TreeEntry {
   int32_t block;
   int64_t parent;
+  std::vector<uint64_t> passed;  // namespaces that end inside it
 };
 
 // A block of a prefix tree that is loaded.
 struct TreeBlock {
-  int64_t node;    // its row among the tokens
+  int64_t node;    // among the nodes of the tree
   int64_t parent;  // in the tree; -1 for a first block
   Hash128 extended, hash;  // what its hash extends, as by chain_hash
   uint32_t namespace_index;
-  int64_t source, depth, start;  // as in ReblockedNode
   int32_t block;  // where it is registered already, or kNoBlock
 };
 
+struct ReblockedNode;
 struct Snapshot;
 class SnapshotSink;
 
@@ -188,6 +189,7 @@ class Cache {
     return block_index > 0 && chain.regions.empty() ? previous : enter_scopes(chain, block_index, previous);
   }
   Hash128 enter_scopes(const Chain &chain, int64_t block_index, const Hash128 &previous) const;
+  void name_block(const Chain &chain, const int32_t *table, int64_t block_index);  // for events
   Hash128 parent_hash(const Sequence &sequence, int64_t block_index) const;
   // A namespace up to this block is no longer what it was when the chain began: the block is not found any more.
   bool is_stale(const Chain &chain, int64_t block_index) const {
@@ -237,7 +239,8 @@ class Cache {
   Status check_scales(const Snapshot &snapshot) const;
   void collect_tree(uint32_t left_out_namespace, std::vector<TreeEntry> *out) const;
   Status write_blocks(const Snapshot &snapshot, const int32_t *blocks, pkv_stream stream, SnapshotSink *sink);
-  void plan_tree(const Snapshot &snapshot, std::vector<TreeBlock> *out, std::vector<int64_t> *out_tokens);
+  void plan_tree(const std::vector<ReblockedNode> &nodes, const std::vector<int64_t> &tokens,
+                 std::vector<TreeBlock> *out);
   Status check_tree_quotas(const std::vector<TreeBlock> &tree);
   Status upload_block(int32_t block, const std::vector<char> &bytes);
   Status check_room(int64_t num_total, int64_t num_needed, int64_t num_protected);
