@@ -6,6 +6,7 @@
 // cache.cc: creation, counts, eviction, victims. sequences.cc: the life of a sequence. step.cc: appending. quotas.cc: what
 // namespaces may have. prefixes.cc: prefixes without a sequence, pins, retention.
 // snapshot_save.cc, snapshot_load.cc, prefix_tree.cc: snapshots. audit.cc: check and explain.
+// explain_sequence.cc: the same for a sequence. record.cc: recording of calls.
 #pragma once
 
 #include <memory>
@@ -21,6 +22,7 @@
 #include "cache/layout.h"
 #include "cache/sequence.h"
 #include "cache/stats_board.h"
+#include "cache/trace.h"
 #include "pool/pool.h"
 
 namespace pkv {
@@ -158,7 +160,9 @@ class Cache {
   Status find_victims(int64_t n, pkv_sequence *out, int64_t capacity, int64_t *out_count) const;
   Status check() const;
   Status explain(int32_t block, std::string *out) const;
+  Status explain_sequence(pkv_sequence id, std::string *out) const;
   void get_stats(pkv_cache_stats *out) const;  // all but struct_size; any thread
+  int64_t reuse_distance_sum() const { return blocks_.reuse_distance_sum(); }  // any thread
 
   // One thread at a time, whatever mutates the cache. UNSUPPORTED without event_capacity.
   Status read_events(pkv_event *out, int64_t capacity, int64_t *out_count) const;
@@ -167,6 +171,13 @@ class Cache {
   Backend *backend() const { return backend_; }
   const Pool &pool() const { return *pool_; }
   int64_t num_blocks() const { return blocks_.num_blocks(); }
+  TraceRecorder &trace() { return trace_; }
+  const TraceRecorder &trace() const { return trace_; }
+  // header.num_blocks and device are filled in here.
+  Status start_trace(const char *path, TraceHeader header);
+  Status stop_trace();
+  // After each recorded call.
+  void put_checkpoint();
   // OK if layer is in range.
   Status check_layer(int32_t layer) const;
   PagedKv describe_kv(int32_t layer) const;
@@ -244,6 +255,8 @@ class Cache {
   Status check_tree_quotas(const std::vector<TreeBlock> &tree);
   Status upload_block(int32_t block, const std::vector<char> &bytes);
   Status check_room(int64_t num_total, int64_t num_needed, int64_t num_protected);
+  TraceCounts count_for_trace() const;
+  std::vector<uint32_t> order_victims() const;  // indices of the open sequences, best victim first
   void settle_to(Sequence *sequence, int64_t position, int64_t first_new, std::vector<HashedBlock> *hashed_blocks);
   void append_tokens(const StepItem &item, const int64_t *tokens, Step *step);
   void write_tokens(Sequence *sequence, int64_t first, int64_t end, const int64_t *tokens, bool registers);
@@ -287,6 +300,8 @@ class Cache {
   int64_t prepares_ = 0;
   int64_t refusals_ = 0;
   StatsBoard board_;
+  TraceRecorder trace_;
+  TraceCounts trace_start_ = {};  // counters when the recording began
 };
 
 }  // namespace pkv

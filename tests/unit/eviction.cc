@@ -42,10 +42,10 @@ class Blocks {
   }
   // Evicts, and puts something new into the block, which is held then.
   int32_t evict() {
-    const int32_t block = queues.choose_victim();
+    int32_t block = kNoBlock;
+    REQUIRE(queues.pop_victims(1, &block) == 1);
     REQUIRE(records_[block].holders == 0);
     --num_cached_;
-    queues.forget(block, levels_[block]);
     reuse(block);
     return block;
   }
