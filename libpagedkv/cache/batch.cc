@@ -200,8 +200,11 @@ void Batch::fill_row(int64_t index, const StepItem &item) {
   if (device_ != nullptr) {
     for (int32_t i = first; i < num_used; ++i) changes_.push_back({index * table_stride_ + i, entries[i]});
   }
+  if (extends) {
+    clear_entries(index, std::max(row.released_end, cache_->first_releasable()), std::min(sequence.released_end, first));
+  }
   clear_entries(index, num_used, row.num_used);
-  row = {item.id, sequence.table_version, num_used, std::max(row.num_filled, num_used)};
+  row = {item.id, sequence.table_version, num_used, std::max(row.num_filled, num_used), sequence.released_end};
 }
 
 void Batch::clear_entries(int64_t index, int32_t first, int32_t end) {
@@ -255,7 +258,7 @@ void Batch::fill_tables(int64_t num_sequences, int64_t num_tokens) {
   for (int64_t i = num_items; i < num_sequences; ++i) {
     Row &row = rows_[i];
     clear_entries(i, 0, row.num_used);
-    row = {0, 0, 0, row.num_filled};
+    row = {0, 0, 0, row.num_filled, 0};
     seq_lens_[i] = 0;
     cu_seqlens_q_[i + 1] = static_cast<int32_t>(token);
   }

@@ -51,7 +51,9 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
                       sequence->length,
                       sequence->settled_length,
                       sequence->num_blocks,
+                      sequence->step_start,
                       sequence->has_appended,
+                      sequence->borrows_last,
                       false,
                       false,
                       kNoBlock};
@@ -90,7 +92,8 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
     if (item.count > 0 && item.old_length % block_size != 0) {
       const int32_t block = sequence->table[item.old_length / block_size];
       BlockRecord &record = blocks_.record(block);
-      if (record.holders - static_cast<int32_t>(record.scratch) > 1) {
+      if (record.holders - static_cast<int32_t>(record.scratch) > 1 ||
+          is_borrowed(*sequence, item.old_length / block_size)) {
         ++record.scratch;
         item.copies = true;
         item.copied_from = block;
@@ -147,7 +150,11 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
         const int32_t target = item.copies_into_reserved ? table[--sequence->num_blocks] : *next_new++;
         std::memcpy(blocks_.tokens(target), blocks_.tokens(*entry),
                     sizeof(int64_t) * static_cast<size_t>(item.old_length % block_size));
-        blocks_.release_shared(*entry);
+        if (blocks_.record(*entry).holders > 1) {
+          blocks_.release_shared(*entry);
+        } else {
+          blocks_.release(entry, 1);  // borrowed
+        }
         step->copy_sources.push_back(*entry);
         step->copy_destinations.push_back(target);
         *entry = target;
@@ -170,7 +177,11 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
     }
     sequence->length = new_length;
     sequence->stream = step->stream;
-    if (item.count > 0) sequence->has_appended = true;
+    if (item.count > 0) {
+      sequence->has_appended = true;
+      sequence->borrows_last = false;
+      sequence->step_start = item.old_length;
+    }
     sequence->change_serial = sequence->stepped_serial = serial_;
   }
   appended_tokens_ += step->num_tokens;
@@ -186,7 +197,10 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
     if (const Status status = backend_->copy_blocks(params, step->stream); status != PKV_OK) return mark_failed(status);
   }
   // Blocks that were full before are no part of what discard takes back: K and V of their tokens are there.
-  for (StepItem &item : step->items) settle(item.sequence, item.old_length, &step->hashed_blocks);
+  for (StepItem &item : step->items) {
+    settle(item.sequence, item.old_length, &step->hashed_blocks);
+    if (item.count > 0) trim_window(item.sequence);
+  }
   step->serial = serial_;
   publish();
   return PKV_OK;
@@ -265,7 +279,8 @@ Status Cache::discard_step(Step *step) {
     return true;
   };
   for (StepItem &item : step->items) {
-    if (item.copies) item.copies = is_latest && is_source_intact(item);
+    const auto is_owned = [this](int32_t block) { return blocks_.record(block).holders > 0 || blocks_.is_cached(block); };
+    if (item.copies) item.copies = is_latest && is_owned(item.copied_from) && is_source_intact(item);
   }
   for (auto item = step->items.rbegin(); item != step->items.rend(); ++item) {
     Sequence *sequence = item->sequence;
@@ -288,7 +303,10 @@ Status Cache::discard_step(Step *step) {
     }
     sequence->length = item->old_length;
     sequence->settled_length = item->old_settled_length;
+    sequence->step_start = std::min(item->old_step_start, item->old_length);
     sequence->has_appended = item->had_appended;
+    // A copy that stays is the sequence's own.
+    sequence->borrows_last = item->had_borrowed && (item->count == 0 || item->copies);
     ++sequence->table_version;
     sequence->change_serial = serial_ + 1;
   }
