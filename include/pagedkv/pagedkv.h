@@ -593,8 +593,9 @@ typedef enum pkv_batch_table {
  * prepare. UNSUPPORTED for a format that the batch was not created with. */
 PKV_API pkv_status pkv_batch_get_table(const pkv_batch *batch, pkv_batch_table table, pkv_array *out);
 
-/* The same table on the device of the cache: data is an address there, valid while the batch lives and its generation
- * stays; owner is NULL. The upload was queued on the stream of the last prepare. On the host it is the table itself. */
+/* The same table on the device of the cache, whatever its format: data is an address there, valid while the batch lives
+ * and its generation stays; owner is NULL. The work that fills it was queued on the stream of the last prepare. On the
+ * host it is the table itself. */
 PKV_API pkv_status pkv_batch_get_device_table(const pkv_batch *batch, pkv_batch_table table, pkv_array *out);
 
 typedef struct pkv_batch_info {

@@ -58,6 +58,16 @@ struct UploadTablesParams {
   int64_t *to_slot_mapping, *to_positions;
 };
 
+// The same step as CSR: what build_csr derives from tables that lie on the device. Every sequence has
+// divide_up(seq_len, block_size) blocks.
+struct BuildCsrParams {
+  StepTables tables;
+  int32_t block_size;
+  int32_t *to_indptr;          // [num_sequences + 1]: where each sequence's blocks start in indices
+  int32_t *to_indices;         // [to_indptr[num_sequences]]: the blocks of all sequences
+  int32_t *to_last_block_len;  // [num_sequences]: tokens in the last block; 0 for an empty sequence
+};
+
 // Rotation of K rows before they are stored: pair i by its angle at the row's position.
 struct RopeParams {
   int32_t rotary_dim;      // even, up to head_dim; 0: no rotation

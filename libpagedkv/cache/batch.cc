@@ -50,7 +50,7 @@ Batch::Batch(std::shared_ptr<Cache> cache, const BatchOptions &options)
       cu_seqlens_q_(options.max_sequences + 1),
       slot_mapping_(options.max_tokens),
       positions_(options.max_tokens) {
-  if ((options.formats & PKV_FORMAT_CSR) != 0) {
+  if (has_csr()) {
     indptr_ = SharedArray<int32_t>(options.max_sequences + 1);
     last_block_len_ = SharedArray<int32_t>(options.max_sequences);
     const int64_t columns = divide_up(options.max_sequence_length, block_size_);
@@ -74,35 +74,38 @@ Status Batch::create_device_tables() {
   if (block_pointers_.size() > 0) {
     PKV_TRY(device_->upload_block_pointers(block_pointers_.data(), block_pointers_.size()));
   }
-  return table_stride_ > 0 ? device_->resize_block_table(block_table_.size()) : PKV_OK;
+  if (has_csr()) PKV_TRY(device_->allocate_csr(options_.max_sequences));
+  return device_->resize(block_table_.size(), indices_.size());
 }
 
 // Makes room; rows keep their contents. Throws std::bad_alloc, or fails, with nothing changed that can be seen.
 Status Batch::ensure_tables(int64_t num_rows, int64_t num_columns, int64_t num_indices) {
   const int64_t old_rows = rows_.size();
-  if (num_indices > indices_.size()) {
-    indices_ = SharedArray<int32_t>(std::max(num_indices, 2 * indices_.size()));
-    ++generation_;
-  }
-  if (num_rows <= old_rows && num_columns <= table_stride_) return PKV_OK;
+  const bool indices_grow = num_indices > indices_.size();
+  const bool table_grows = num_rows > old_rows || num_columns > table_stride_;
+  if (!indices_grow && !table_grows) return PKV_OK;
+  SharedArray<int32_t> indices(indices_grow ? std::max(num_indices, 2 * indices_.size()) : 0);
   const int64_t new_rows =
       num_rows > old_rows ? std::min(options_.max_sequences, std::max(num_rows, 2 * old_rows)) : old_rows;
   const int64_t new_stride = num_columns > table_stride_ ? std::max(num_columns, 2 * table_stride_) : table_stride_;
   int64_t size = 0;
-  if (!checked_multiply(new_rows, new_stride, &size)) throw std::bad_alloc();
+  if (table_grows && !checked_multiply(new_rows, new_stride, &size)) throw std::bad_alloc();
   SharedArray<int32_t> table(size);
-  SharedArray<Row> rows(new_rows);
-  if (device_ != nullptr) {
-    PKV_TRY(device_->resize_block_table(size));  // new there, so every row travels again
-  } else {
-    std::copy_n(rows_.data(), old_rows, rows.data());
-    for (int64_t i = 0; i < old_rows; ++i) {
-      std::copy_n(block_table_.data() + i * table_stride_, rows_[i].num_filled, table.data() + i * new_stride);
+  SharedArray<Row> rows(table_grows ? new_rows : 0);
+  if (device_ != nullptr) PKV_TRY(device_->resize(table.size(), indices.size()));
+  if (indices_grow) indices_ = std::move(indices);
+  if (table_grows) {
+    // A block table on the device is new, so every row travels again.
+    if (device_ == nullptr) {
+      std::copy_n(rows_.data(), old_rows, rows.data());
+      for (int64_t i = 0; i < old_rows; ++i) {
+        std::copy_n(block_table_.data() + i * table_stride_, rows_[i].num_filled, table.data() + i * new_stride);
+      }
     }
+    rows_ = std::move(rows);
+    block_table_ = std::move(table);
+    table_stride_ = new_stride;
   }
-  rows_ = std::move(rows);
-  block_table_ = std::move(table);
-  table_stride_ = new_stride;
   ++generation_;
   return PKV_OK;
 }
@@ -125,6 +128,10 @@ Status Batch::check_bounds(const Step &step, const PrepareOptions &options, int6
     }
     num_blocks += divide_up(length, block_size_);
     longest = std::max(longest, length);
+  }
+  if (has_csr() && num_blocks > kMaxCount) {
+    return fail(PKV_INVALID_ARGUMENT, "the sequences have %" PRId64 " blocks, but the format csr counts to %" PRId64,
+                num_blocks, kMaxCount);
   }
   *out_num_blocks = num_blocks;
   *out_longest = longest;
@@ -166,24 +173,21 @@ Status Batch::prepare(const pkv_sequence *ids, const int64_t *counts, int64_t nu
   int64_t num_blocks = 0, longest = 0;
   PKV_TRY(check_bounds(planned_, options, &num_blocks, &longest));
   const int64_t padded_sequences = std::max(options.pad_sequences, num_sequences);
-  const bool has_csr = (options_.formats & PKV_FORMAT_CSR) != 0;
-  PKV_TRY(ensure_tables(padded_sequences, divide_up(longest, block_size_), has_csr ? num_blocks : 0));
   if (device_ != nullptr) {
     PKV_TRY(cache_->backend()->check_not_capturing(options.stream));
     int64_t num_old = 0;
-    for (int64_t i = 0; i < padded_sequences; ++i) num_old += rows_[i].num_used;
+    for (int64_t i = 0; i < std::min(padded_sequences, rows_.size()); ++i) num_old += rows_[i].num_used;
     changes_.clear();
     changes_.reserve(static_cast<size_t>(num_blocks + num_old));
   }
+  PKV_TRY(ensure_tables(padded_sequences, divide_up(longest, block_size_), has_csr() ? num_blocks : 0));
 
   PKV_TRY(cache_->apply_step(tokens, &planned_));
   std::swap(step_, planned_);
   max_query_len_ = options.max_query_len;
   fill_tables(padded_sequences, std::max(options.pad_tokens, step_.num_tokens));
   if (device_ != nullptr) {
-    if (const Status status = device_->upload(host_tables(), changes_, options.stream); status != PKV_OK) {
-      return cache_->mark_failed(status);
-    }
+    if (const Status status = upload_tables(); status != PKV_OK) return cache_->mark_failed(status);
   }
   is_prepared_ = true;
   return PKV_OK;
@@ -268,7 +272,7 @@ void Batch::fill_tables(int64_t num_sequences, int64_t num_tokens) {
   std::fill(positions_.data() + token, positions_.data() + num_tokens, 0);
   num_sequences_ = num_sequences;
   num_tokens_ = num_tokens;
-  if ((options_.formats & PKV_FORMAT_CSR) != 0) fill_csr(num_sequences);
+  if (has_csr()) fill_csr(num_sequences);
 }
 
 void Batch::fill_csr(int64_t num_sequences) {
@@ -281,6 +285,13 @@ void Batch::fill_csr(int64_t num_sequences) {
     indptr_[i + 1] = end;
     last_block_len_[i] = seq_lens_[i] == 0 ? 0 : (seq_lens_[i] - 1) % block_size_ + 1;
   }
+}
+
+// The device builds its CSR tables itself: they would travel whole.
+Status Batch::upload_tables() {
+  const StepTables host = host_tables();
+  PKV_TRY(device_->upload(host, changes_, step_.stream));
+  return has_csr() ? device_->build_csr(host, block_size_, step_.stream) : PKV_OK;
 }
 
 Status Batch::discard() {
@@ -330,86 +341,6 @@ StepTables Batch::host_tables() const {
   tables.max_count = max_count_;
   tables.max_position = max_position_;
   return tables;
-}
-
-void Batch::get_info(pkv_batch_info *out) const {
-  out->num_sequences = num_sequences_;
-  out->num_tokens = num_tokens_;
-  out->max_query_len = max_query_len_;
-  out->max_seq_len = max_seq_len_;
-  out->generation = generation_;
-}
-
-namespace {
-
-template <class T>
-void export_vector(const SharedArray<T> &array, int64_t size, pkv_array *out) {
-  *out = {};
-  out->data = array.data();
-  out->dtype = sizeof(T) == 4 ? PKV_INT32 : PKV_INT64;
-  out->ndim = 1;
-  out->shape[0] = size;
-  out->strides[0] = sizeof(T);
-  out->owner = array.export_owner();
-}
-
-}  // namespace
-
-Status Batch::get_device_table(pkv_batch_table table, pkv_array *out) const {
-  pkv_array array = {};
-  PKV_TRY(get_table(table, &array));
-  release_array(static_cast<ArrayHeader *>(array.owner));  // the batch keeps it
-  array.owner = nullptr;
-  if (device_ != nullptr) {
-    const StepTables tables = device_->view(host_tables());
-    switch (table) {
-      case PKV_BLOCK_TABLE: array.data = tables.block_table; break;
-      case PKV_SEQ_LENS: array.data = tables.seq_lens; break;
-      case PKV_CU_SEQLENS_Q: array.data = tables.cu_seqlens_q; break;
-      case PKV_SLOT_MAPPING: array.data = tables.slot_mapping; break;
-      case PKV_POSITIONS: array.data = tables.positions; break;
-      case PKV_BLOCK_POINTERS: array.data = device_->block_pointers(); break;
-      default: return fail(PKV_UNSUPPORTED, "the format csr is on the host alone in this version");
-    }
-  }
-  *out = array;
-  return PKV_OK;
-}
-
-Status Batch::get_table(pkv_batch_table table, pkv_array *out) const {
-  const bool is_csr = table == PKV_INDPTR || table == PKV_INDICES || table == PKV_LAST_BLOCK_LEN;
-  if (is_csr && (options_.formats & PKV_FORMAT_CSR) == 0) {
-    return fail(PKV_UNSUPPORTED, "the batch was created without the format csr");
-  }
-  switch (table) {
-    case PKV_BLOCK_TABLE:
-      if (table_stride_ == 0) {
-        static const SharedArray<int32_t> nothing(1);
-        export_vector(nothing, 0, out);
-      } else {
-        export_vector(block_table_, 0, out);
-      }
-      out->ndim = 2;
-      out->shape[0] = num_sequences_;
-      out->shape[1] = num_columns_;
-      out->strides[0] = table_stride_ * static_cast<int64_t>(sizeof(int32_t));
-      out->strides[1] = sizeof(int32_t);
-      return PKV_OK;
-    case PKV_SEQ_LENS: export_vector(seq_lens_, num_sequences_, out); return PKV_OK;
-    case PKV_CU_SEQLENS_Q: export_vector(cu_seqlens_q_, num_sequences_ + 1, out); return PKV_OK;
-    case PKV_SLOT_MAPPING: export_vector(slot_mapping_, num_tokens_, out); return PKV_OK;
-    case PKV_POSITIONS: export_vector(positions_, num_tokens_, out); return PKV_OK;
-    case PKV_INDPTR: export_vector(indptr_, num_sequences_ + 1, out); return PKV_OK;
-    case PKV_INDICES: export_vector(indices_, indptr_[num_sequences_], out); return PKV_OK;
-    case PKV_LAST_BLOCK_LEN: export_vector(last_block_len_, num_sequences_, out); return PKV_OK;
-    case PKV_BLOCK_POINTERS:
-      if ((options_.formats & PKV_FORMAT_POINTERS) == 0) {
-        return fail(PKV_UNSUPPORTED, "the batch was created without the format pointers");
-      }
-      export_vector(block_pointers_, cache_->num_blocks(), out);
-      return PKV_OK;
-  }
-  return fail(PKV_INVALID_ARGUMENT, "table is %d, unknown", static_cast<int>(table));
 }
 
 }  // namespace pkv

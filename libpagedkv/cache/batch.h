@@ -63,6 +63,7 @@ class Batch {
 
   Batch(std::shared_ptr<Cache> cache, const BatchOptions &options);
   Status create_device_tables();
+  bool has_csr() const { return (options_.formats & PKV_FORMAT_CSR) != 0; }
   StepTables host_tables() const;
 
   Status check_bounds(const Step &step, const PrepareOptions &options, int64_t *out_num_blocks,
@@ -73,6 +74,7 @@ class Batch {
   void clear_entries(int64_t index, int32_t first, int32_t end);
   void clear_row_tail(int64_t index);
   void fill_csr(int64_t num_sequences);
+  Status upload_tables();
 
   const std::shared_ptr<Cache> cache_;
   const BatchOptions options_;

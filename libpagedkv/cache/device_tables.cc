@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 namespace pkv {
 namespace {
@@ -48,6 +49,11 @@ Status DeviceArray::allocate(Backend *backend, uint64_t bytes) {
   return PKV_OK;
 }
 
+void DeviceArray::swap(DeviceArray &other) noexcept {
+  std::swap(backend_, other.backend_);
+  std::swap(memory_, other.memory_);
+}
+
 void DeviceArray::reset() {
   if (backend_ != nullptr) backend_->release_memory(&memory_);
   memory_ = {};
@@ -60,6 +66,7 @@ Status DeviceTables::create(Backend *backend, int64_t max_sequences, int64_t max
   const uint64_t sequences = static_cast<uint64_t>(max_sequences), tokens = static_cast<uint64_t>(max_tokens);
   PKV_TRY(tables->seq_lens_.allocate(backend, sequences * sizeof(int32_t)));
   PKV_TRY(tables->cu_seqlens_q_.allocate(backend, (sequences + 1) * sizeof(int32_t)));
+  PKV_TRY(backend->fill(tables->cu_seqlens_q_.as<void>(), 0, sizeof(int32_t)));  // of no sequences
   PKV_TRY(tables->slot_mapping_.allocate(backend, tokens * sizeof(int64_t)));
   PKV_TRY(tables->positions_.allocate(backend, tokens * sizeof(int64_t)));
   PKV_TRY(tables->block_pointers_.allocate(backend, static_cast<uint64_t>(num_blocks) * sizeof(int64_t)));
@@ -73,10 +80,24 @@ Status DeviceTables::create(Backend *backend, int64_t max_sequences, int64_t max
   return PKV_OK;
 }
 
-Status DeviceTables::resize_block_table(int64_t size) {
-  const uint64_t bytes = static_cast<uint64_t>(size) * sizeof(int32_t);
-  PKV_TRY(block_table_.allocate(backend_, bytes));
-  return backend_->fill(block_table_.as<void>(), 0xff, bytes);
+Status DeviceTables::allocate_csr(int64_t max_sequences) {
+  const uint64_t bytes = static_cast<uint64_t>(max_sequences) * sizeof(int32_t);
+  PKV_TRY(indptr_.allocate(backend_, bytes + sizeof(int32_t)));
+  PKV_TRY(last_block_len_.allocate(backend_, bytes));
+  return backend_->fill(indptr_.as<void>(), 0, sizeof(int32_t));
+}
+
+Status DeviceTables::resize(int64_t block_table_size, int64_t num_indices) {
+  DeviceArray block_table, indices;
+  if (block_table_size > 0) {
+    const uint64_t bytes = static_cast<uint64_t>(block_table_size) * sizeof(int32_t);
+    PKV_TRY(block_table.allocate(backend_, bytes));
+    PKV_TRY(backend_->fill(block_table.as<void>(), 0xff, bytes));
+  }
+  if (num_indices > 0) PKV_TRY(indices.allocate(backend_, static_cast<uint64_t>(num_indices) * sizeof(int32_t)));
+  if (block_table_size > 0) block_table_.swap(block_table);
+  if (num_indices > 0) indices_.swap(indices);
+  return PKV_OK;
 }
 
 Status DeviceTables::upload_block_pointers(const int64_t *pointers, int64_t count) {
@@ -119,6 +140,16 @@ Status DeviceTables::upload(const StepTables &host, const std::vector<TableChang
     num_done += params.num_changes;
   } while (num_done < num_changes);
   return PKV_OK;
+}
+
+Status DeviceTables::build_csr(const StepTables &host, int32_t block_size, pkv_stream stream) {
+  BuildCsrParams params = {};
+  params.tables = view(host);
+  params.block_size = block_size;
+  params.to_indptr = indptr_.as<int32_t>();
+  params.to_indices = indices_.as<int32_t>();
+  params.to_last_block_len = last_block_len_.as<int32_t>();
+  return backend_->build_csr(params, stream);
 }
 
 StepTables DeviceTables::view(const StepTables &host) const {

@@ -1,5 +1,6 @@
-// The tables of a batch on a device with memory of its own, at fixed addresses: the arrays of a step, and the block
-// table, of which only changed entries travel. One mutating thread at a time, the cache's.
+// The tables of a batch on a device with memory of its own, at fixed addresses: the arrays of a step, the block table,
+// of which only changed entries travel, and the CSR tables, which the device builds from them. One mutating thread at a
+// time, the cache's.
 #pragma once
 
 #include <memory>
@@ -25,6 +26,7 @@ class DeviceArray {
 
   // Replaces the memory; on failure it stays as it was. 0 bytes: none.
   Status allocate(Backend *backend, uint64_t bytes);
+  void swap(DeviceArray &other) noexcept;
   template <class T>
   T *as() const {
     return static_cast<T *>(memory_.base);
@@ -41,14 +43,22 @@ class DeviceTables {
   static Status create(Backend *backend, int64_t max_sequences, int64_t max_tokens, int64_t num_blocks,
                        int32_t head_dim, std::unique_ptr<DeviceTables> *out);
 
-  // Room for a block table of so many entries, all -1.
-  Status resize_block_table(int64_t size);
+  // The CSR tables but for the indices: those of no sequences.
+  Status allocate_csr(int64_t max_sequences);
+  // Room for a block table of so many entries, all -1, and for so many indices, undefined; 0: as it was. On failure
+  // both stay as they were.
+  Status resize(int64_t block_table_size, int64_t num_indices);
   // Queues the upload of a step. tables: on the host.
   Status upload(const StepTables &host, const std::vector<TableChange> &changes, pkv_stream stream);
+  // Queues the CSR tables of the step that was uploaded last on this stream.
+  Status build_csr(const StepTables &host, int32_t block_size, pkv_stream stream);
   Status upload_block_pointers(const int64_t *pointers, int64_t count);
 
   // host with the addresses of the device.
   StepTables view(const StepTables &host) const;
+  const int32_t *indptr() const { return indptr_.as<int32_t>(); }
+  const int32_t *indices() const { return indices_.as<int32_t>(); }
+  const int32_t *last_block_len() const { return last_block_len_.as<int32_t>(); }
   const int64_t *block_pointers() const { return block_pointers_.as<int64_t>(); }
   void *workspace() const { return workspace_.as<void>(); }
 
@@ -59,6 +69,7 @@ class DeviceTables {
   const int64_t max_changes_;  // of the block table in one slot of staging memory
   std::unique_ptr<TableUploader> uploader_;
   DeviceArray seq_lens_, cu_seqlens_q_, slot_mapping_, positions_, block_table_, block_pointers_, workspace_;
+  DeviceArray indptr_, indices_, last_block_len_;  // with the format csr
 };
 
 }  // namespace pkv

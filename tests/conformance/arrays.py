@@ -19,6 +19,13 @@ class HostArrays:
         """The contents of such an array."""
         return np.asarray(array)
 
+    def get_table(self, table):
+        """The contents of a device_* table of a batch."""
+        return np.asarray(table)
+
+    def get_address(self, table):
+        return table.ctypes.data
+
     def empty(self, shape, dtype):
         return np.empty(shape, dtype)
 
@@ -44,6 +51,18 @@ class CudaArrays:
 
     def get(self, array):
         return self.cupy.asnumpy(array)
+
+    def get_table(self, table):
+        """By __cuda_array_interface__ and by DLPack, which agree."""
+        if 0 in table.shape:
+            return np.empty(table.shape, table.dtype)  # it may have no memory
+        values, same = (self.cupy.asnumpy(take(table)) for take in (self.cupy.asarray, self.cupy.from_dlpack))
+        assert values.dtype == same.dtype
+        np.testing.assert_array_equal(values, same)
+        return values
+
+    def get_address(self, table):
+        return table.ptr
 
     def empty(self, shape, dtype):
         return self.cupy.empty(shape, dtype)

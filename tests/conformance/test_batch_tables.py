@@ -6,6 +6,9 @@ import pagedkv
 
 from .trial import Trial
 
+TABLES = ("block_table", "seq_lens", "cu_seqlens_q", "slot_mapping", "positions", "indptr", "indices",
+          "last_block_len", "block_pointers")
+
 
 def make_trial(device, seed=0, block_size=4, num_blocks=64):
     layout = dict(num_kv_heads=1, head_dim=8, dtype="float32", block_size=block_size)
@@ -72,6 +75,75 @@ def test_tables_of_random_steps(device, block_size, max_sequence_length):
         check_tables(trial, batch, [sequences[index] for index in chosen], counts, formats=formats,
                      num_sequences=pads.get("pad_sequences"), num_tokens=pads.get("pad_tokens"))
         trial.cache.check()
+
+
+def check_device_tables(trial, batch, names=TABLES):
+    for name in names:
+        host, table = getattr(batch, name), getattr(batch, "device_" + name)
+        assert str(table.dtype) == str(host.dtype) and table.shape == host.shape, name
+        np.testing.assert_array_equal(trial.arrays.get_table(table), host, err_msg=name)
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 16])
+@pytest.mark.parametrize("max_sequence_length", [None, 700])
+def test_device_tables_equal_those_of_the_host(device, block_size, max_sequence_length):
+    """All formats, over steps between which sequences are opened, forked, truncated and closed. Addresses on the device
+    stay as long as the generation does: always, where the length is bounded."""
+    most_length = 700
+    trial = make_trial(device, 100 + block_size, block_size, num_blocks=6 * most_length)
+    formats = ("table", "csr", "pointers")
+    batch = trial.make_batch(max_sequences=8, max_tokens=1000, max_sequence_length=max_sequence_length,
+                             formats=formats)
+    check_device_tables(trial, batch)
+    rng, live, seen = trial.rng, [], {}
+    for _ in range(80):
+        action = rng.random()
+        if len(live) < 6 and (not live or action < 0.15):
+            live.append(trial.cache.open([]))
+        elif len(live) < 6 and action < 0.35:
+            live.append(live[rng.integers(len(live))].fork())
+        elif action < 0.5:
+            seq = live[rng.integers(len(live))]
+            seq.truncate(int(rng.integers(0, seq.length + 1)))
+        elif action < 0.6:
+            live.pop(rng.integers(len(live))).close()
+        chosen = [live[index] for index in rng.permutation(len(live))[: rng.integers(0, len(live) + 1)]]
+        counts = [min(int(count), most_length - seq.length)
+                  for seq, count in zip(chosen, rng.choice([0, 1, 1, 1, 2, 7, 150], len(chosen)))]
+        pads = {}
+        if rng.random() < 0.5:
+            pads = dict(pad_sequences=int(rng.integers(len(chosen), 9)),
+                        pad_tokens=int(rng.integers(sum(counts), 1001)))
+        batch.prepare(chosen, counts, **pads)
+        check_tables(trial, batch, chosen, counts, formats=formats, num_sequences=pads.get("pad_sequences"),
+                     num_tokens=pads.get("pad_tokens"))
+        check_device_tables(trial, batch)
+        for name in TABLES:
+            table = getattr(batch, "device_" + name)
+            if 0 not in table.shape:
+                address = trial.arrays.get_address(table)
+                assert seen.setdefault((batch.generation, name), address) == address, name
+    assert (len({generation for generation, _ in seen}) == 1) == (max_sequence_length is not None)
+    trial.cache.check()
+
+
+@pytest.mark.parametrize("count", [1023, 4096, 4097, 70_000])
+def test_csr_of_many_sequences(device, count):
+    """One of them is long, many are empty."""
+    trial = make_trial(device, count, block_size=2, num_blocks=2 * count + 300)
+    batch = trial.make_batch(max_sequences=count + 1, max_tokens=4 * count + 599, formats=("table", "csr"))
+    sequences = [trial.cache.open([]) for _ in range(count)]
+    counts = trial.rng.integers(0, 5, count)
+    counts[count // 3] = 599
+    for added in (counts, np.minimum(counts, 1)):  # from nothing, then as a decode step
+        batch.prepare(sequences, added, pad_sequences=count + 1)
+        lengths = np.array([seq.length for seq in sequences] + [0])
+        used = -(-lengths // 2)
+        np.testing.assert_array_equal(batch.indptr, np.cumsum(np.append(0, used)))
+        np.testing.assert_array_equal(batch.indices,
+                                      batch.block_table[np.arange(batch.block_table.shape[1]) < used[:, None]])
+        np.testing.assert_array_equal(batch.last_block_len, np.where(lengths == 0, 0, (lengths - 1) % 2 + 1))
+        check_device_tables(trial, batch, [name for name in TABLES if name != "block_pointers"])
 
 
 def test_reserved_blocks_are_not_in_the_tables(device):
@@ -152,8 +224,9 @@ def test_formats_not_asked_for_are_unsupported(device):
     batch, seq = trial.make_batch(), trial.open()[0].seq
     batch.prepare([seq], [3])
     for name in ("indptr", "indices", "last_block_len", "block_pointers"):
-        with pytest.raises(pagedkv.UnsupportedError):
-            getattr(batch, name)
+        for view in (name, "device_" + name):
+            with pytest.raises(pagedkv.UnsupportedError, match="without the format"):
+                getattr(batch, view)
 
 
 def test_block_pointers_address_the_blocks():

@@ -148,6 +148,12 @@ Status CudaBackend::create_table_uploader(uint64_t bytes, std::unique_ptr<TableU
   return CudaTableUploader::create(context_, bytes, out);
 }
 
+Status CudaBackend::build_csr(const BuildCsrParams &params, pkv_stream stream) {
+  const ContextScope scope(context_);
+  PKV_TRY(scope.status());
+  return launch_build_csr(params, static_cast<cudaStream_t>(stream));
+}
+
 Status CudaBackend::check_not_capturing(pkv_stream stream) {
   const ContextScope scope(context_);
   PKV_TRY(scope.status());

@@ -47,6 +47,9 @@ class HostBackend final : public Backend {
   Status create_table_uploader(uint64_t, std::unique_ptr<TableUploader> *) override {
     return fail(PKV_INTERNAL, "the host reads a batch's tables where they are");
   }
+  Status build_csr(const BuildCsrParams &, pkv_stream) override {
+    return fail(PKV_INTERNAL, "the host's batches fill their CSR tables themselves");
+  }
   Status check_not_capturing(pkv_stream) override { return PKV_OK; }
   uint64_t attend_workspace_bytes(int32_t) override { return 0; }
 
