@@ -17,18 +17,19 @@ import numpy
 from pagedkv._arrays cimport (
     AdoptedMemory, IntView, as_double, as_int32, as_int64, as_positive, as_stream, as_text, as_uint64, describe, release_ints,
     view_ints)
-from pagedkv._attention cimport attend, move_rows, write_kv
+from pagedkv._attention cimport Rope, attend, move_rows, write_kv
 from pagedkv._batch cimport Batch
 from pagedkv._dlpack cimport DL_UINT, find_device, make_capsule, make_lease
 from pagedkv._errors import BusyError, InvalidArgumentError
 from pagedkv._errors cimport check
 from pagedkv._pool cimport export_blocks
+from pagedkv._sequences cimport accept, close_many, commit_many, fork_many, open_many, reorder, truncate_many
 from pagedkv.abi cimport (
     PKV_EVICTION_FIFO, PKV_EVICTION_LFU, PKV_EVICTION_LRU, PKV_EVICTION_PRIORITY, PKV_EVICTION_S3FIFO,
     PKV_EVICTION_SLRU, PKV_OFF, PKV_ON, PKV_STREAM_OF_SEQUENCE, pkv_cache_block_ptr, pkv_cache_check, pkv_cache_create,
     pkv_cache_destroy, pkv_cache_evict, pkv_cache_explain, pkv_cache_get_stats, pkv_cache_options, pkv_cache_reset,
     pkv_cache_set_kv_scales, pkv_cache_victims, pkv_cache_zero_uncached, pkv_eviction, pkv_layout, pkv_open_options,
-    pkv_sequence_close, pkv_sequence_open, pkv_status, pkv_stream)
+    pkv_rope, pkv_sequence_close, pkv_sequence_open, pkv_status, pkv_stream)
 
 cdef dict EVICTIONS = {
     "lru": <int> PKV_EVICTION_LRU,
@@ -72,19 +73,24 @@ cdef int set_memory(pkv_cache_options *options, object memory) except -1:
 @cython.no_gc_clear
 cdef class Cache:
     """Cache(layout, num_blocks=None, memory=None, device="auto", prefix_caching=True, eviction="lru", buffer=None, \
-hash_seed=0)\n--\n\nToken sequences over blocks of one device, with a prefix cache.
+hash_seed=0, window=None, sinks=0, partial_reuse=False, rope=None)\n--\n\nToken sequences over blocks of one device, with a prefix cache.
 
     The size is given by num_blocks, by memory ("20GiB", bytes as an int, or a float: a share of the free memory), or by
     buffer, writable memory to use in place of an allocation (as in Pool). device: "host", "cuda", "cuda:1" or "auto".
     hash_seed: key of the local block hash, 0 for a random one.
+
+    window: the sliding window of the model in tokens. Blocks that no later query can see are released, but for those of
+    the first `sinks` tokens. partial_reuse: open also takes a block that shares only its first tokens with the prompt.
+    rope: a pagedkv.Rope by base, how K is rotated, for Sequence.shift().
 
     One thread at a time may mutate a cache and its batches; write_kv and attend may run beside it. On the host a cache
     exports its memory: numpy.asarray(cache) is uint8 [num_blocks, block_bytes], without a copy; while such views live,
     close() raises BusyError."""
 
     def __init__(self, layout, num_blocks=None, memory=None, device="auto", prefix_caching=True, eviction="lru",
-                 buffer=None, hash_seed=0):
+                 buffer=None, hash_seed=0, window=None, sinks=0, partial_reuse=False, rope=None):
         cdef pkv_cache_options options
+        cdef pkv_rope rotation
         cdef pkv_cache_stats stats
         cdef pkv_layout c_layout
         cdef pkv_status status
@@ -120,6 +126,15 @@ hash_seed=0)\n--\n\nToken sequences over blocks of one device, with a prefix cac
         options.prefix_caching = PKV_ON if prefix_caching else PKV_OFF
         options.eviction = <pkv_eviction> <int> EVICTIONS[eviction]
         options.hash_seed = as_uint64(hash_seed, "hash_seed")
+        if window is not None:
+            options.window = as_positive(window, "window")
+        options.sinks = as_int64(sinks, "sinks")
+        options.partial_reuse = PKV_ON if partial_reuse else PKV_OFF
+        if rope is not None:
+            if not isinstance(rope, Rope) or (<Rope> rope)._rope.struct_size == 0:
+                raise InvalidArgumentError(f"rope must be a pagedkv.Rope, got {describe(rope)}")
+            rotation = (<Rope> rope)._rope
+            options.rope = &rotation
         with nogil:
             status = pkv_cache_create(&options, &self._cache)
         check(status)
@@ -215,6 +230,42 @@ hash_seed=0)\n--\n\nToken sequences over blocks of one device, with a prefix cac
         finally:
             release_ints(&view)
         return self.adopt(id)
+
+    def open_many(self, prompts, namespace=0, priority=0, tag=0, salts=None):
+        """open() for a list of prompts in one call, all or none: a list of sequences.
+
+        namespace, priority and tag: one for all, or a list of one for each. salts: None, or for each prompt None or a
+        list of pairs (start, namespace): from token start on it belongs to that namespace."""
+        return open_many(self, prompts, namespace, priority, tag, salts)
+
+    def fork_many(self, sequences, lengths=None):
+        """Sequence.fork() of each, all or none: a list of sequences. One sequence may be forked several times."""
+        return fork_many(self, sequences, lengths)
+
+    def commit_many(self, sequences, tokens):
+        """Sequence.commit() of each, all or none. tokens: a list of tokens for each sequence."""
+        commit_many(self, sequences, tokens)
+
+    def truncate_many(self, sequences, lengths):
+        """Sequence.truncate() of each, all or none. lengths: one for all, or a list."""
+        truncate_many(self, sequences, lengths)
+
+    def close_many(self, sequences, stream=None):
+        """Sequence.close() of each, all or none."""
+        close_many(self, sequences, stream)
+
+    def reorder(self, sequences, sources):
+        """Beam search: sequences[i] becomes a fork of what sequences[sources[i]] was before the call, and keeps its id,
+        priority and tag. Reserved blocks of those that change are released."""
+        reorder(self, sequences, sources)
+
+    def accept(self, sequences, num_drafts, kept, stream=None):
+        """Speculative decoding: of the last num_drafts[i] tokens of sequences[i] those at kept[i] stay, the rest is cut off.
+
+        kept[i]: strictly ascending places among the drafts, the path that was accepted of a draft or a token tree. The
+        rows of K and V move together on `stream` (None: that of the sequences' last prepare); known tokens are settled.
+        num_drafts: one for all, or a list."""
+        accept(self, sequences, num_drafts, kept, stream)
 
     def evict(self, n):
         """Makes n uncached blocks ready ahead of need; how many blocks were evicted for it."""
@@ -376,6 +427,8 @@ hash_seed=0)\n--\n\nToken sequences over blocks of one device, with a prefix cac
             "num_sequences": stats.num_sequences,
             "queried_tokens": stats.queried_tokens,
             "hit_tokens": stats.hit_tokens,
+            "partial_hit_tokens": stats.partial_hit_tokens,
+            "released_blocks": stats.released_blocks,
             "appended_tokens": stats.appended_tokens,
             "registered": stats.registered,
             "evictions": stats.evictions,
