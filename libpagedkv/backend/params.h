@@ -146,6 +146,7 @@ struct CopyBlocksParams {
 struct MoveRun {
   int64_t source, destination;  // first slots
   int32_t length;
+  bool starts_group;  // no run from here on touches what the runs before do
 };
 
 // Rows of K and V, and their scales where those stand in the block, from slot to slot in every layer. The effect is that

@@ -164,14 +164,14 @@ Status Cache::accept(const pkv_sequence *ids, const int64_t *num_drafts, const i
     for (int64_t j = item.first_moved; j < item.num_kept; ++j) {
       const int64_t source = slot_at(item.base + item.kept[j]), destination = slot_at(item.base + j);
       blocks_.tokens(0)[destination] = blocks_.tokens(0)[source];
-      MoveRun *last = moves_.runs.empty() ? nullptr : &moves_.runs.back();
+      MoveRun *last = j == item.first_moved ? nullptr : &moves_.runs.back();
       const auto continues = [&](int64_t first, int64_t slot) {
         return slot == first + last->length && slot % block_size != 0;
       };
       if (last != nullptr && continues(last->source, source) && continues(last->destination, destination)) {
         ++last->length;
       } else {
-        moves_.runs.push_back({source, destination, 1});
+        moves_.runs.push_back({source, destination, 1, j == item.first_moved});
       }
     }
   }

@@ -87,8 +87,8 @@ Status Cache::shift(pkv_sequence id, int64_t start, int64_t count, pkv_stream st
     const int32_t from = flat_blocks_[source / block_size], to = table[position / block_size];
     std::memmove(blocks_.tokens(to) + offset, blocks_.tokens(from) + source_offset,
                  sizeof(int64_t) * static_cast<size_t>(run));
-    moves_.runs.push_back(
-        {from * block_size + source_offset, to * block_size + offset, static_cast<int32_t>(run)});
+    moves_.runs.push_back({from * block_size + source_offset, to * block_size + offset, static_cast<int32_t>(run),
+                           position == start});
     position += run;
   }
   PKV_TRY(run_moves(-count, stream));
