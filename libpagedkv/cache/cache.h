@@ -183,6 +183,9 @@ class Cache {
   void cut(Sequence *sequence, int64_t length);
   void cut_table(Sequence *sequence, int32_t kept);
   void trim_window(Sequence *sequence);
+  int64_t num_released(const Sequence &sequence) const {  // table entries without a block
+    return sequence.released_end == 0 ? 0 : sequence.released_end - first_releasable_;
+  }
   Status plan_accept(const int64_t *num_drafts, const int64_t *num_kept, int64_t num_sequences, const int64_t *kept,
                      int64_t num_kept_tokens);
   void replace_for_writing(Sequence *sequence, int64_t block_index, const int32_t **next_new);

@@ -42,7 +42,8 @@ Sequence *Cache::closed_record(int64_t i, pkv_sequence *out_id) const {
 void Cache::ensure_table(Sequence *sequence, int64_t num_blocks) {
   if (sequence->table.size() >= num_blocks) return;
   int64_t capacity = std::max<int64_t>(16, 2 * sequence->table.size());
-  capacity = std::max(std::min(capacity, this->num_blocks()), num_blocks);
+  if (window_ == 0) capacity = std::min(capacity, this->num_blocks());  // with a window tables pass the pool
+  capacity = std::max(capacity, num_blocks);
   SharedArray<int32_t> table(capacity);
   if (sequence->num_blocks > 0) {
     std::memcpy(table.data(), sequence->table.data(), sizeof(int32_t) * static_cast<size_t>(sequence->num_blocks));
@@ -245,7 +246,8 @@ Status Cache::reserve(pkv_sequence id, int64_t num_tokens) {
   PKV_TRY(check_count("num_tokens", num_tokens));
   const int32_t block_size = layout_.block_size();
   int64_t length = 0;
-  if (!checked_add(sequence->length, num_tokens, &length) || divide_up(length, block_size) > num_blocks()) {
+  if (!checked_add(sequence->length, num_tokens, &length) ||
+      divide_up(length, block_size) - num_released(*sequence) > num_blocks()) {
     ++refusals_;
     publish();
     return fail_shortage(PKV_NEVER_FITS, divide_up(std::max(length, num_tokens), block_size), num_blocks(), 0,

@@ -76,7 +76,8 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
     StepItem &item = step->items[planned];
     Sequence *sequence = item.sequence;
     int64_t new_length = 0;
-    if (!checked_add(item.old_length, item.count, &new_length) || divide_up(new_length, block_size) > num_blocks()) {
+    if (!checked_add(item.old_length, item.count, &new_length) ||
+        divide_up(new_length, block_size) - num_released(*sequence) > num_blocks()) {
       status = fail_shortage(
           PKV_NEVER_FITS, divide_up(new_length == 0 ? item.count : new_length, block_size), num_blocks(), planned,
           "sequences[%" PRId64 "]: %" PRId64 " tokens and %" PRId64 " more do not fit into %" PRId64 " blocks of %d",
