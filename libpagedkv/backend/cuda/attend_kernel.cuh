@@ -3,9 +3,9 @@
 // Plan of attend_tile:
 //   A thread block of four warps takes kRows query rows of one (sequence, KV head): row r is token r / group, head
 //   r % group of the head's group, so that K and V are read once for all heads that share them. It walks the keys of
-//   its split in tiles of kTileKeys. The rows of a tile's K and V are found through the block table (an offset a key,
-//   looked up two tiles ahead) and copied to shared memory with cp.async, one tile ahead; what lies outside the
-//   sequence is written as zeros there, so that nothing a slot may hold can reach a product. 8-bit K and V are widened,
+//   its split in tiles of kTileKeys. The rows of a tile's K and V are found through the block table, read a tile before
+//   they are fetched so that nobody waits for it, and copied to shared memory with cp.async, up to num_stages - 1 tiles
+//   ahead; what lies outside the sequence is written as zeros there, so that nothing a slot may hold can reach a product. 8-bit K and V are widened,
 //   exactly, to the query's type on the way to a tile of their own; their scales multiply scores and weights in
 //   float32. Products run on the tensor cores (m16n8k16, float32 accumulation) with the usual online softmax in base 2.
 //   kRows = 64: each warp has 16 rows and all keys of the tile. kRows = 16 (decode): all warps have the same rows and a
@@ -31,6 +31,15 @@ __device__ inline float add_sink(const AttendParams &p, int32_t head, float lse)
   return largest + log2f(exp2f(lse - largest) + exp2f(sink - largest));
 }
 
+// Waits until the oldest tile on its way is there, with so many behind it.
+__device__ inline void wait_for_tile(int num_ahead) {
+  switch (num_ahead) {
+    case 0: wait_copies<0>(); break;
+    case 1: wait_copies<1>(); break;
+    default: wait_copies<kMaxStages - 1>(); break;
+  }
+}
+
 template <class Traits>
 __global__ void __launch_bounds__(kAttendThreads, Traits::kMinBlocks)
     attend_tile(const __grid_constant__ AttendParams p, const __grid_constant__ AttendLaunch launch) {
@@ -40,10 +49,8 @@ __global__ void __launch_bounds__(kAttendThreads, Traits::kMinBlocks)
   constexpr int kDimTiles = kDim / 8;  // 8-dim columns of its output
   constexpr int kDimSteps = kDim / 16;
 
-  if (blockIdx.x == launch.num_tiles) {  // one thread block more than tiles
-    if (blockIdx.y == 0 && blockIdx.z == 0) clear_padding<T>(p);
-    return;
-  }
+  // Those with the fewest keys to walk, shared out over the tiles.
+  if (blockIdx.y == 0 && blockIdx.z + 1 == gridDim.z) clear_padding<T>(p);
   const int32_t group = p.num_heads / p.kv.num_kv_heads;
   const int32_t kv_head = static_cast<int32_t>(blockIdx.y);
   const int32_t split = static_cast<int32_t>(blockIdx.z);
@@ -51,12 +58,14 @@ __global__ void __launch_bounds__(kAttendThreads, Traits::kMinBlocks)
   if (!find_rows(p.tables, group, Traits::kRows, blockIdx.x, &rows)) return;
 
   extern __shared__ __align__(16) char shared[];
-  __shared__ KeyPlace places[3][kTileKeys];
-  __shared__ float key_scales[3][kTileKeys], value_scales[3][kTileKeys];
-  __shared__ bool are_valid[3][kTileKeys / 32];  // all keys of a half tile are there
+  // A ring of one slot more than stages: the tile that is worked on, those on their way, and the next to be fetched.
+  __shared__ const char *key_rows[kMaxStages + 1][kTileKeys];
+  __shared__ float key_scales[kMaxStages + 1][kTileKeys], value_scales[kMaxStages + 1][kTileKeys];
+  __shared__ bool are_valid[kMaxStages + 1][kTileKeys / 32];  // all keys of a half tile are there
+  const int num_stages = launch.num_stages, ring_size = num_stages + 1;
   T *query = reinterpret_cast<T *>(shared);
   char *stages = shared + Traits::kQueryBytes;
-  T *widened = reinterpret_cast<T *>(stages + Traits::kKvBytes);
+  T *widened = reinterpret_cast<T *>(stages + 2 * num_stages * Traits::kStageBytes);
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int warp_row = Traits::kSharesRows ? 0 : warp * 16;
@@ -86,34 +95,27 @@ __global__ void __launch_bounds__(kAttendThreads, Traits::kMinBlocks)
   const int32_t round_tiles = num_parts * launch.chunk_tiles;
   const int32_t num_tiles = num_key_tiles / round_tiles * launch.chunk_tiles +
                             min(max(num_key_tiles % round_tiles - split * launch.chunk_tiles, 0), launch.chunk_tiles);
-  const auto first_key_of = [&](int32_t tile) {
-    const int32_t round = tile / launch.chunk_tiles;
-    return begin + (round * round_tiles + split * launch.chunk_tiles + tile % launch.chunk_tiles) * kTileKeys;
-  };
+  KeyCursor cursor(begin + split * launch.chunk_tiles * kTileKeys, launch.chunk_tiles,
+                   ((num_parts - 1) * launch.chunk_tiles + 1) * kTileKeys);
+  KeyCursor ahead = cursor;  // of the tile that is looked up next
 
   const TileLoader<Traits> loader(p, rows, kv_head, end, stages);
   const bool has_key_scales = p.kv.kv_scales == PKV_SCALES_PER_TOKEN_HEAD;
-  const auto store_place = [&](int ring, const char *block, int32_t offset) {
+  const auto store_place = [&](int slot, const KeyPlace &place) {
     if (threadIdx.x >= kTileKeys) return;  // whole warps
-    places[ring][threadIdx.x] = loader.place(block, offset);
-    const bool all = __all_sync(0xffffffffu, block != nullptr);
-    if (threadIdx.x % 32 == 0) are_valid[ring][threadIdx.x / 32] = all;
-    if (!has_key_scales) return;
-    const int64_t scale = (offset * p.kv.scale_token_stride + kv_head * p.kv.scale_head_stride) * 4;
-    key_scales[ring][threadIdx.x] =
-        block == nullptr ? 0.0f : *reinterpret_cast<const float *>(block + p.kv.k_scale_offset + scale);
-    // Times the largest code: the weights stay in the range of the query's dtype, whatever the scales' size.
-    value_scales[ring][threadIdx.x] =
-        block == nullptr ? 0.0f
-                         : *reinterpret_cast<const float *>(block + p.kv.v_scale_offset + scale) * Traits::kLargestCode;
+    key_rows[slot][threadIdx.x] = loader.row(place);
+    const bool all = __all_sync(0xffffffffu, place.block >= 0);
+    if (threadIdx.x % 32 == 0) are_valid[slot][threadIdx.x / 32] = all;
+    if (has_key_scales) loader.fetch_scales(place, &key_scales[slot][threadIdx.x], &value_scales[slot][threadIdx.x]);
   };
 
-  const char *next_block = nullptr;
-  int32_t next_offset = 0;
-  loader.look_up(first_key_of(0), &next_block, &next_offset);
-  store_place(0, next_block, next_offset);
-  loader.look_up(first_key_of(1), &next_block, &next_offset);
-  store_place(1, next_block, next_offset);
+  KeyPlace first_places[kMaxStages];
+#pragma unroll
+  for (int tile = 0; tile < kMaxStages; ++tile) {
+    if (tile >= num_stages) break;
+    first_places[tile] = tile < num_tiles ? loader.look_up(ahead.first_key) : KeyPlace{-1, 0};
+    ahead.advance();
+  }
 
   // Queries to shared memory, rows beyond the last as zeros.
   for (int i = threadIdx.x; i < Traits::kRows * (kDim / 8); i += kAttendThreads) {
@@ -128,8 +130,16 @@ __global__ void __launch_bounds__(kAttendThreads, Traits::kMinBlocks)
     }
     *reinterpret_cast<uint4 *>(query + row * Traits::kRowStride + unit * 8) = value;
   }
+#pragma unroll
+  for (int tile = 0; tile < kMaxStages; ++tile) {
+    if (tile < num_stages) store_place(tile, first_places[tile]);
+  }
   __syncthreads();
-  if (num_tiles > 0) loader.fetch(places[0], 0);
+  const int num_ahead = num_stages - 1;
+  for (int tile = 0; tile < num_ahead; ++tile) {
+    if (tile < num_tiles) loader.fetch(key_rows[tile], tile);
+    commit_copies();
+  }
 
   // Fragment addresses: lane i names row i % 8 of matrix i / 8.
   const int matrix = lane / 8, matrix_row = lane % 8;
@@ -163,17 +173,19 @@ __global__ void __launch_bounds__(kAttendThreads, Traits::kMinBlocks)
   float out[kDimTiles][4] = {};
   float largest[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};
 
+  int ring = 0, stage = 0;  // of the tile that is worked on
   for (int tile = 0; tile < num_tiles; ++tile) {
-    const int ring = tile % 3, stage = tile % Traits::kStages;
-    const int32_t first_key = first_key_of(tile);
-    const bool fetches_ahead = Traits::kStages > 1 && tile + 1 < num_tiles;
-    if (fetches_ahead) loader.fetch(places[(tile + 1) % 3], (tile + 1) % Traits::kStages);
-    loader.look_up(first_key_of(tile + 2), &next_block, &next_offset);
-    if (fetches_ahead) {
-      wait_copies<1>();
-    } else {
-      wait_copies<0>();
+    const int32_t first_key = static_cast<int32_t>(cursor.first_key);
+    cursor.advance();
+    if (tile + num_ahead < num_tiles) {
+      const int slot = ring + num_ahead < ring_size ? ring + num_ahead : ring + num_ahead - ring_size;
+      loader.fetch(key_rows[slot], stage == 0 ? num_ahead : stage - 1);
     }
+    commit_copies();  // empty ones too: the count of groups is that of tiles
+    const KeyPlace next_place =
+        tile + num_stages < num_tiles ? loader.look_up(ahead.first_key) : KeyPlace{-1, 0};
+    ahead.advance();
+    wait_for_tile(num_ahead);
     __syncthreads();
     const T *keys, *values;
     if constexpr (Traits::kIsWidened) {
@@ -237,7 +249,7 @@ __global__ void __launch_bounds__(kAttendThreads, Traits::kMinBlocks)
             score *= score_scale_log2;
           }
           if (p.alibi_slopes != nullptr) score += slope[row] * static_cast<float>(key - query_position[row]);
-          bool is_seen = places[ring][in_tile].k != nullptr && packed_row[row] < rows.num_rows;
+          bool is_seen = key_rows[ring][in_tile] != nullptr && packed_row[row] < rows.num_rows;
           if (is_tree) {
             const int32_t new_index = key - first_position;
             if (is_seen && new_index >= 0) {
@@ -263,10 +275,12 @@ __global__ void __launch_bounds__(kAttendThreads, Traits::kMinBlocks)
       largest[row] = new_largest;
       sum[row] *= shrink[row];
     }
+    if (__any_sync(0xffffffffu, shrink[0] != 1.0f || shrink[1] != 1.0f)) {
 #pragma unroll
-    for (int column = 0; column < kDimTiles; ++column) {
+      for (int column = 0; column < kDimTiles; ++column) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) out[column][i] *= shrink[i / 2];
+        for (int i = 0; i < 4; ++i) out[column][i] *= shrink[i / 2];
+      }
     }
     uint32_t weights[kKeyTiles / 2][4];
 #pragma unroll
@@ -278,8 +292,9 @@ __global__ void __launch_bounds__(kAttendThreads, Traits::kMinBlocks)
         sum[row] += first + second;
         if (has_key_scales) {
           const int in_tile = warp_key + column * 8 + (lane % 4) * 2;
-          first *= value_scales[ring][in_tile];
-          second *= value_scales[ring][in_tile + 1];
+          // Times the largest code: the weights stay in the range of the query's dtype, whatever the scales' size.
+          first *= value_scales[ring][in_tile] * Traits::kLargestCode;
+          second *= value_scales[ring][in_tile + 1] * Traits::kLargestCode;
         }
         weights[column / 2][(column % 2) * 2 + row] = pack_pair<T>(first, second);
       }
@@ -296,9 +311,10 @@ __global__ void __launch_bounds__(kAttendThreads, Traits::kMinBlocks)
         multiply_add<T>(out[2 * pair + 1], weights[step], value_fragment[2], value_fragment[3]);
       }
     }
-    if (tile + 2 < num_tiles) store_place((tile + 2) % 3, next_block, next_offset);
+    if (tile + num_stages < num_tiles) store_place(ring == 0 ? num_stages : ring - 1, next_place);
     __syncthreads();
-    if (Traits::kStages == 1 && tile + 1 < num_tiles) loader.fetch(places[(tile + 1) % 3], 0);
+    ring = ring == num_stages ? 0 : ring + 1;
+    stage = stage == num_ahead ? 0 : stage + 1;
   }
 
 #pragma unroll

@@ -13,27 +13,22 @@ Status launch_traits(const AttendParams &params, const AttendPlan &plan, cudaStr
   const auto kernel = &attend_tile<Traits>;
   // Beyond 48 KB a kernel must be allowed its shared memory, once per device; doing it again costs little.
   PKV_TRY_CUDA(cudaFuncSetAttribute(reinterpret_cast<const void *>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    Traits::kSharedBytes));
+                                    plan.shared_bytes));
   AttendLaunch launch = make_launch(params, plan);
-  const dim3 grid(static_cast<unsigned int>(plan.num_tiles + 1), static_cast<unsigned int>(params.kv.num_kv_heads),
+  const dim3 grid(static_cast<unsigned int>(plan.num_tiles), static_cast<unsigned int>(params.kv.num_kv_heads),
                   static_cast<unsigned int>(plan.num_splits));
   void *arguments[] = {const_cast<AttendParams *>(&params), &launch};
   PKV_TRY_CUDA(cudaLaunchKernel(reinterpret_cast<const void *>(kernel), grid, dim3(kAttendThreads), arguments,
-                                Traits::kSharedBytes, stream));
+                                static_cast<size_t>(plan.shared_bytes), stream));
   return PKV_OK;
 }
 
 template <pkv_dtype kQuery, pkv_dtype kStored, int kHeadDim>
 Status launch_head_dim(const AttendParams &params, const AttendPlan &plan, cudaStream_t stream) {
   if (plan.tile_rows == kWideTileRows) {
-    return launch_traits<AttendTraits<kQuery, kStored, kHeadDim, kWideTileRows, 2>>(params, plan, stream);
+    return launch_traits<AttendTraits<kQuery, kStored, kHeadDim, kWideTileRows>>(params, plan, stream);
   }
-  if constexpr (kHeadDim > kMostTwoStageDim) {
-    if (plan.num_stages == 1) {
-      return launch_traits<AttendTraits<kQuery, kStored, kHeadDim, kNarrowTileRows, 1>>(params, plan, stream);
-    }
-  }
-  return launch_traits<AttendTraits<kQuery, kStored, kHeadDim, kNarrowTileRows, 2>>(params, plan, stream);
+  return launch_traits<AttendTraits<kQuery, kStored, kHeadDim, kNarrowTileRows>>(params, plan, stream);
 }
 
 // params.kv.head_dim is one of kHeadDims.

@@ -10,7 +10,9 @@ constexpr int kTileKeys = 64;        // keys per step of the inner loop
 constexpr int kNarrowTileRows = 16;  // query rows (token, head of the group) per thread block: decode
 constexpr int kWideTileRows = 64;    // and prefill
 constexpr int kAttendWarps = 4;
-constexpr int kAttendStaticSharedBytes = 5120;  // at most
+constexpr int kMaxStages = 3;                     // of K and V in shared memory
+constexpr int kAttendStaticSharedBytes = 4352;    // at most
+constexpr int kReservedSharedBytes = 1024;        // that the device takes for each thread block
 
 // Elements from row to row of a tile in shared memory: an odd number of 16-byte units, so that eight rows of a matrix
 // load lie in different banks.
@@ -27,15 +29,22 @@ constexpr int attend_shared_bytes(int head_dim, bool is_widened, int tile_rows, 
   return loop_bytes > merge_bytes ? loop_bytes : merge_bytes;
 }
 
+// Thread blocks that are to share a multiprocessor, as far as shared memory goes; bounds the registers of a thread.
+constexpr int resident_blocks(int head_dim, int tile_rows) {
+  return head_dim > 128 ? 1 : tile_rows == kNarrowTileRows ? 3 : 2;
+}
+
 // What a device offers to a launch.
 struct AttendDevice {
-  int num_processors;    // multiprocessors
-  int max_shared_bytes;  // dynamic, per thread block
+  int num_processors;          // multiprocessors
+  int max_shared_bytes;        // dynamic, per thread block
+  int processor_shared_bytes;  // of a multiprocessor
 };
 
 struct AttendPlan {
   int tile_rows;        // kNarrowTileRows or kWideTileRows
-  int num_stages;       // of K and V in shared memory: 2, or 1 where the device has little
+  int num_stages;       // of K and V in shared memory, up to kMaxStages; all but one are on their way
+  int shared_bytes;     // dynamic
   int64_t num_tiles;    // thread blocks in x that hold query rows
   int num_splits;       // thread blocks in z that share the keys of a tile of rows
   int chunk_tiles;      // tiles of keys in a row that one of them takes; then comes the next one's chunk

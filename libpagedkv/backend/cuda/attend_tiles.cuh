@@ -19,6 +19,7 @@ struct AttendLaunch {
   int64_t num_tiles;
   int32_t num_splits;
   int32_t chunk_tiles;
+  int32_t num_stages;
   float *partial_out;  // [num_splits, num_tokens, num_heads, head_dim]; null with one split
   float *partial_lse;  // [num_splits, num_tokens, num_heads], base 2
   int32_t *row_parts;  // [num_tokens, num_heads]: how many thread blocks share a row's keys
@@ -26,7 +27,8 @@ struct AttendLaunch {
 
 // The parts of the workspace, as partial_bytes counts them.
 inline AttendLaunch make_launch(const AttendParams &params, const AttendPlan &plan) {
-  AttendLaunch launch = {plan.num_tiles, plan.num_splits, plan.chunk_tiles, nullptr, nullptr, nullptr};
+  AttendLaunch launch = {plan.num_tiles, plan.num_splits, plan.chunk_tiles, plan.num_stages,
+                         nullptr,        nullptr,         nullptr};
   if (plan.num_splits > 1) {
     const int64_t num_rows = params.tables.num_tokens * params.num_heads;
     launch.partial_out = static_cast<float *>(params.workspace);
@@ -36,7 +38,7 @@ inline AttendLaunch make_launch(const AttendParams &params, const AttendPlan &pl
   return launch;
 }
 
-template <pkv_dtype kQuery, pkv_dtype kStored, int kHeadDim, int kTileRows, int kNumStages>
+template <pkv_dtype kQuery, pkv_dtype kStored, int kHeadDim, int kTileRows>
 struct AttendTraits {
   using T = typename DtypeOf<kQuery>::Type;
   static constexpr pkv_dtype kStoredDtype = kStored;
@@ -44,25 +46,17 @@ struct AttendTraits {
   static constexpr float kLargestCode = kIsWidened ? largest_code<typename DtypeOf<kStored>::Type>() : 1.0f;
   static constexpr int kDim = kHeadDim;
   static constexpr int kRows = kTileRows;
-  static constexpr int kStages = kNumStages;
   static constexpr bool kSharesRows = kTileRows == kNarrowTileRows;  // all warps have the same rows
   static constexpr int kWarpKeys = kSharesRows ? kTileKeys / kWarps : kTileKeys;
   static constexpr int kRowStride = tile_row_stride(kHeadDim);
   static constexpr bool kKeepsQuery = kHeadDim <= 128;  // in registers; else it is read again for each tile
-  static constexpr int kMinBlocks = kTileRows == kNarrowTileRows && kHeadDim <= 128 ? 3 : kHeadDim <= 128 ? 2 : 1;
+  static constexpr int kMinBlocks = resident_blocks(kHeadDim, kTileRows);
 
   static constexpr int kTileElements = kTileKeys * kRowStride;
   static constexpr int kStoredBytes = kIsWidened ? 1 : 2;
   static constexpr int kUnitsPerRow = kHeadDim * kStoredBytes / 16;  // 16-byte pieces of a stored row
   static constexpr int kStageBytes = kIsWidened ? kTileKeys * kHeadDim : kTileElements * 2;  // of K or V
   static constexpr int kQueryBytes = kTileRows * kRowStride * 2;
-  static constexpr int kKvBytes = 2 * kStages * kStageBytes;
-  static constexpr int kSharedBytes = attend_shared_bytes(kHeadDim, kIsWidened, kTileRows, kNumStages);
-};
-
-// One key of a tile, ready to be fetched: its rows of K and V. Null: outside the sequence, or released.
-struct KeyPlace {
-  const char *k, *v;
 };
 
 // Which rows a thread block has.
@@ -99,11 +93,28 @@ __device__ inline bool find_rows(const StepTables &tables, int32_t group, int32_
   return out->first_row < out->num_rows;
 }
 
-// Padding tokens belong to no sequence: their rows become 0, their lse -inf.
+// The first keys of a thread block's tiles, one after the other: chunks of tiles, with those of the others between them.
+struct KeyCursor {
+  uint32_t first_key;  // unsigned: behind the last tile it may pass 2^31
+  int32_t num_left;  // tiles of the chunk
+  const int32_t chunk_tiles, jump;
+
+  __device__ KeyCursor(int32_t first_key, int32_t chunk_tiles, int32_t jump)
+      : first_key(static_cast<uint32_t>(first_key)), num_left(chunk_tiles), chunk_tiles(chunk_tiles), jump(jump) {}
+
+  __device__ void advance() {
+    const bool is_last = --num_left == 0;
+    first_key += static_cast<uint32_t>(is_last ? jump : kTileKeys);
+    if (is_last) num_left = chunk_tiles;
+  }
+};
+
+// Padding tokens belong to no sequence: their rows become 0, their lse -inf. Thread block x takes every gridDim.x-th.
 template <class T>
 __device__ void clear_padding(const AttendParams &p) {
   const int32_t head_dim = p.kv.v_head_dim;
-  for (int64_t token = p.tables.cu_seqlens_q[p.tables.num_sequences]; token < p.tables.num_tokens; ++token) {
+  const int64_t end = p.tables.cu_seqlens_q[p.tables.num_sequences];
+  for (int64_t token = end + blockIdx.x; token < p.tables.num_tokens; token += gridDim.x) {
     for (int32_t i = threadIdx.x; i < p.num_heads * head_dim; i += blockDim.x) {
       const int32_t head = i / head_dim, dim = i % head_dim;
       static_cast<T *>(p.out)[token * p.out_token_stride + head * p.out_head_stride + dim] = from_float<T>(0.0f);
@@ -112,56 +123,70 @@ __device__ void clear_padding(const AttendParams &p) {
   }
 }
 
+// Where one key of a tile is: its block, and its offset there. The block is negative outside the sequence and where it was
+// given back.
+struct KeyPlace {
+  int32_t block, offset;
+};
+
 template <class Traits>
 class TileLoader {
  public:
   __device__ TileLoader(const AttendParams &p, const RowTile &rows, int32_t kv_head, int32_t end, char *stages)
-      : p_(p), rows_(rows), kv_head_(kv_head), end_(end), stages_(stages) {}
+      : p_(p),
+        kv_head_(kv_head),
+        end_(end),
+        block_table_(p.tables.block_table + rows.sequence * p.tables.table_stride),
+        value_distance_(static_cast<int64_t>(p.kv.v_offset) - static_cast<int64_t>(p.kv.k_offset)),
+        stages_(stages) {}
 
-  // Looks up the place of key `first + threadIdx.x` (for the first kTileKeys threads).
-  __device__ void look_up(int32_t first, const char **block, int32_t *offset) const {
-    const int32_t key = first + static_cast<int32_t>(threadIdx.x);
-    *block = nullptr;
-    *offset = 0;
-    if (threadIdx.x >= kTileKeys || key >= end_) return;
+  // Looks up key `first + threadIdx.x`, for the first kTileKeys threads. Nothing here waits for the block that is read.
+  __device__ KeyPlace look_up(uint32_t first) const {
+    const int32_t key = static_cast<int32_t>(first + threadIdx.x);
+    if (threadIdx.x >= kTileKeys || key >= end_) return {-1, 0};
     const int32_t index = key / p_.kv.block_size;
-    const int32_t id = p_.tables.block_table[rows_.sequence * p_.tables.table_stride + index];
-    if (id < 0) return;
-    *block = block_address(p_.kv, id);
-    *offset = key - index * p_.kv.block_size;
+    return {block_table_[index], key - index * p_.kv.block_size};
   }
 
-  // The rows of a key that was looked up.
-  __device__ KeyPlace place(const char *block, int32_t offset) const {
-    if (block == nullptr) return {nullptr, nullptr};
-    return {block + k_row_offset(p_.kv, offset, kv_head_, Traits::kStoredBytes),
-            block + v_row_offset(p_.kv, offset, kv_head_, Traits::kStoredBytes)};
+  // The row of K of a key that was looked up; null without a block. V stands value_distance_ behind it.
+  __device__ const char *row(const KeyPlace &place) const {
+    if (place.block < 0) return nullptr;
+    return block_address(p_.kv, place.block) + k_row_offset(p_.kv, place.offset, kv_head_, Traits::kStoredBytes);
+  }
+
+  // Queues the copies of a key's scales of K and V; zeros without a block.
+  __device__ void fetch_scales(const KeyPlace &place, float *key_scale, float *value_scale) const {
+    const bool is_valid = place.block >= 0;
+    const int32_t block = is_valid ? place.block : 0;
+    copy_async_4(key_scale, k_scale_address(p_.kv, block, place.offset, kv_head_), is_valid);
+    copy_async_4(value_scale, v_scale_address(p_.kv, block, place.offset, kv_head_), is_valid);
   }
 
   __device__ char *k_stage(int stage) const { return stages_ + 2 * stage * Traits::kStageBytes; }
   __device__ char *v_stage(int stage) const { return k_stage(stage) + Traits::kStageBytes; }
 
-  // Queues the copies of a tile whose places stand in shared memory.
-  __device__ void fetch(const KeyPlace *places, int stage) const {
+  // Queues the copies of a tile whose rows of K stand in shared memory.
+  __device__ void fetch(const char *const *key_rows, int stage) const {
     constexpr int kUnits = kTileKeys * Traits::kUnitsPerRow;
     constexpr int kRowBytes = Traits::kIsWidened ? Traits::kDim : Traits::kRowStride * 2;
     const char *base = static_cast<const char *>(p_.kv.base);
 #pragma unroll 4
     for (int i = threadIdx.x; i < kUnits; i += kAttendThreads) {
       const int key = i / Traits::kUnitsPerRow, unit = i % Traits::kUnitsPerRow;
-      const KeyPlace place = places[key];
-      const bool is_valid = place.k != nullptr;
-      copy_async_16(k_stage(stage) + key * kRowBytes + unit * 16, is_valid ? place.k + unit * 16 : base, is_valid);
-      copy_async_16(v_stage(stage) + key * kRowBytes + unit * 16, is_valid ? place.v + unit * 16 : base, is_valid);
+      const char *row = key_rows[key];
+      const bool is_valid = row != nullptr;
+      const char *source = is_valid ? row + unit * 16 : base;
+      copy_async_16(k_stage(stage) + key * kRowBytes + unit * 16, source, is_valid);
+      copy_async_16(v_stage(stage) + key * kRowBytes + unit * 16, is_valid ? source + value_distance_ : base, is_valid);
     }
-    commit_copies();
   }
 
  private:
   const AttendParams &p_;
-  const RowTile &rows_;
   const int32_t kv_head_;
   const int32_t end_;
+  const int32_t *const block_table_;  // of the sequence
+  const int64_t value_distance_;      // bytes from a row of K to that of V: both planes have the same strides
   char *const stages_;
 };
 

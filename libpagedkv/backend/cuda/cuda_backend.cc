@@ -39,7 +39,8 @@ Status CudaBackend::prepare_device(int ordinal) {
   compute_capability_ = 10 * properties.major + properties.minor;
   num_processors_ = properties.multiProcessorCount;
   // What the attention kernels declare beside their dynamic shared memory is kept free.
-  attend_device_ = {num_processors_, static_cast<int>(properties.sharedMemPerBlockOptin) - kAttendStaticSharedBytes};
+  attend_device_ = {num_processors_, static_cast<int>(properties.sharedMemPerBlockOptin) - kAttendStaticSharedBytes,
+                    static_cast<int>(properties.sharedMemPerMultiprocessor)};
   PKV_TRY(retain_context(ordinal, &context_));
   const ContextScope scope(context_);
   PKV_TRY(scope.status());

@@ -11,7 +11,4 @@ constexpr pkv_dtype kQueryDtypes[] = {PKV_FLOAT16, PKV_BFLOAT16};
 // Beside the query's own dtype.
 constexpr pkv_dtype kWidenedDtypes[] = {PKV_FLOAT8_E4M3, PKV_FLOAT8_E5M2, PKV_INT8};
 
-// Up to this head dim two stages of K and V fit into the shared memory of every device (99 KB).
-constexpr int32_t kMostTwoStageDim = 128;
-
 }  // namespace pkv

@@ -1,5 +1,4 @@
-// The few instructions that the attention kernels are made of, sm_80 and later: asynchronous 16-byte copies to shared
-// memory, 8x8 matrix loads, and the 16x8x16 product with float32 accumulation. Fragment layouts: PTX ISA, "Matrix
+// The few instructions that the attention kernels are made of, sm_80 and later: asynchronous copies to shared memory, 8x8 matrix loads, and the 16x8x16 product with float32 accumulation. Fragment layouts: PTX ISA, "Matrix
 // fragments for mma.m16n8k16" and "ldmatrix".
 #pragma once
 
@@ -19,6 +18,14 @@ __device__ inline uint32_t shared_address(const void *pointer) {
 __device__ inline void copy_async_16(void *destination, const void *source, bool is_valid) {
   const int bytes = is_valid ? 16 : 0;
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared_address(destination)), "l"(source),
+               "r"(bytes)
+               : "memory");
+}
+
+// The same of 4 bytes.
+__device__ inline void copy_async_4(void *destination, const void *source, bool is_valid) {
+  const int bytes = is_valid ? 4 : 0;
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;\n" ::"r"(shared_address(destination)), "l"(source),
                "r"(bytes)
                : "memory");
 }
