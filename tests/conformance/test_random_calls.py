@@ -18,13 +18,14 @@ class Driver:
         self.num_refused = 0
 
     def prompt(self):
-        """From few prefixes, so that prompts share."""
-        length = int(self.rng.integers(0, 30))
-        tokens = [(int(self.rng.integers(2)) * 10 + i) for i in range(length)]
-        if length and self.rng.random() < 0.5:
-            tokens = [tokens[0] + i for i in range(length)]
-        cut = int(self.rng.integers(length + 1))
-        return tokens[:cut] + self.rng.integers(0, 3, length - cut).tolist()
+        """Of few kinds, so that prompts share; they part anywhere."""
+        length, cut = self.draw(30), self.draw(40)
+        return [i if i < cut else i + 100 * self.draw(2) for i in range(length)]
+
+    def goes_on(self, marked):
+        """Tokens to append: mostly those that prompts have there."""
+        count, length = self.draw(9), marked.seq.length
+        return [length + i + 100 * int(self.rng.random() < 0.1) for i in range(count)]
 
     def choose(self, most=4):
         count = int(self.rng.integers(0, min(most, len(self.items)) + 1))
@@ -45,7 +46,7 @@ class Driver:
             self.items.append(marked.copy(seq, length))
 
     def call_step(self):
-        work = [(marked, self.rng.integers(0, 3, self.draw(9)).tolist()) for marked in self.choose()]
+        work = [(marked, self.goes_on(marked)) for marked in self.choose()]
         self.cache.step(work, known=self.rng.random() < 0.7, register=self.rng.random() < 0.7)
 
     def call_discard(self):
