@@ -2,7 +2,8 @@
 //
 // Invariant: a row of the block table holds the used blocks of the sequence that it was last filled for, then -1 as far
 // as it was ever filled. A row of the same sequence, whose table version has not changed, is only extended, and gets -1
-// where the window gave blocks back since: the cost of a step does not grow with the length of its sequences. One mutating thread at a time, the cache's.
+// where the window gave blocks back since: the cost of a step does not grow with the length of its sequences. One
+// mutating thread at a time, the cache's.
 #pragma once
 
 #include <memory>

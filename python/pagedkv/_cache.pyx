@@ -73,7 +73,8 @@ cdef int set_memory(pkv_cache_options *options, object memory) except -1:
 @cython.no_gc_clear
 cdef class Cache:
     """Cache(layout, num_blocks=None, memory=None, device="auto", prefix_caching=True, eviction="lru", buffer=None, \
-hash_seed=0, window=None, sinks=0, partial_reuse=False, rope=None)\n--\n\nToken sequences over blocks of one device, with a prefix cache.
+hash_seed=0, window=None, sinks=0, partial_reuse=False, rope=None)\n--\n\n\
+Token sequences over blocks of one device, with a prefix cache.
 
     The size is given by num_blocks, by memory ("20GiB", bytes as an int, or a float: a share of the free memory), or by
     buffer, writable memory to use in place of an allocation (as in Pool). device: "host", "cuda", "cuda:1" or "auto".
