@@ -14,7 +14,8 @@ Status check_call(const pkv_cache *cache, const pkv_sequence *sequences, int64_t
   return check_array("sequences", sequences, num_sequences);
 }
 
-// The caller's options, `stride` bytes apart, as an array of this library's: itself where the sizes agree, else `copies`.
+// The caller's options, `stride` bytes apart, as an array of this library's: itself where the sizes agree, else
+// `copies`.
 Status read_options(const pkv_open_options *options, int64_t count, std::vector<pkv_open_options> *copies,
                     const pkv_open_options **out) {
   *out = nullptr;

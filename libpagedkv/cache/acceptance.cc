@@ -1,6 +1,6 @@
-// Speculative decoding: of the drafts at the end of a sequence some stay. Their rows move together, in place: a row moves
-// down only, and rows are taken in ascending order, so none is overwritten before it has moved. A block that rows move
-// into and that others hold, or that the prefix cache knows, is replaced by a copy, or forgets its hash.
+// Speculative decoding: of the drafts at the end of a sequence some stay. Their rows move together, in place: a row
+// moves down only, and rows are taken in ascending order, so none is overwritten before it has moved. A block that rows
+// move into and that others hold, or that the prefix cache knows, is replaced by a copy, or forgets its hash.
 #include <algorithm>
 #include <cinttypes>
 #include <cstring>
@@ -34,14 +34,17 @@ Status Cache::plan_accept(const int64_t *num_drafts, const int64_t *num_kept, in
   for (int64_t i = 0; i < num_sequences; kept += num_kept[i++]) {
     Sequence *sequence = found_[i];
     if (num_drafts[i] < 0 || num_drafts[i] > sequence->length) {
-      return fail(PKV_INVALID_ARGUMENT, "num_drafts[%" PRId64 "] is %" PRId64 ", not in 0 to the sequence's %" PRId64
-                  " tokens", i, num_drafts[i], sequence->length);
+      return fail(PKV_INVALID_ARGUMENT,
+                  "num_drafts[%" PRId64 "] is %" PRId64 ", not in 0 to the sequence's %" PRId64 " tokens", i,
+                  num_drafts[i], sequence->length);
     }
     MoveItem item = {sequence, sequence->length - num_drafts[i], num_kept[i], num_kept[i], kept};
     for (int64_t j = 0, previous = -1; j < num_kept[i]; previous = kept[j++]) {
       if (kept[j] <= previous || kept[j] >= num_drafts[i]) {
-        return fail(PKV_INVALID_ARGUMENT, "kept has %" PRId64 " after %" PRId64 " for sequences[%" PRId64
-                    "]: places ascend, from 0 to %" PRId64, kept[j], previous, i, num_drafts[i] - 1);
+        return fail(PKV_INVALID_ARGUMENT,
+                    "kept has %" PRId64 " after %" PRId64 " for sequences[%" PRId64
+                    "]: places ascend, from 0 to %" PRId64,
+                    kept[j], previous, i, num_drafts[i] - 1);
       }
       if (kept[j] != j && item.first_moved == num_kept[i]) item.first_moved = j;
     }
@@ -49,9 +52,12 @@ Status Cache::plan_accept(const int64_t *num_drafts, const int64_t *num_kept, in
     if (const Status status = check_cut(*sequence, item.base + num_kept[i]); status != PKV_OK) {
       return fail(status, "sequences[%" PRId64 "]: %s", i, last_error());
     }
-    if (item.first_moved < num_kept[i] && lowest < static_cast<int64_t>(sequence->released_end) * layout_.block_size()) {
-      return fail(PKV_INVALID_ARGUMENT, "sequences[%" PRId64 "]: rows would move to position %" PRId64
-                  ", but the window gave back positions from %" PRId64 " on", i, lowest, hole_begin);
+    if (item.first_moved < num_kept[i] &&
+        lowest < static_cast<int64_t>(sequence->released_end) * layout_.block_size()) {
+      return fail(PKV_INVALID_ARGUMENT,
+                  "sequences[%" PRId64 "]: rows would move to position %" PRId64
+                  ", but the window gave back positions from %" PRId64 " on",
+                  i, lowest, hole_begin);
     }
     moves_.items.push_back(item);
   }

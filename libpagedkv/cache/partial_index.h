@@ -1,7 +1,7 @@
 // Candidates for a hit inside a block: registered blocks by the hash of their parent and their first token.
 //
-// A direct-mapped table: a later block takes the place of an earlier one, and what it gives may be stale or another block
-// altogether. Who asks must check. Not thread-safe.
+// A direct-mapped table: a later block takes the place of an earlier one, and what it gives may be stale or another
+// block altogether. Who asks must check. Not thread-safe.
 #pragma once
 
 #include <vector>
@@ -19,7 +19,9 @@ class PartialIndex {
     blocks_.assign(2 * size, -1);
   }
 
-  void insert(const Hash128 &parent, int64_t first_token, int32_t block) { blocks_[place(parent, first_token)] = block; }
+  void insert(const Hash128 &parent, int64_t first_token, int32_t block) {
+    blocks_[place(parent, first_token)] = block;
+  }
   // A block that may be the child of `parent` that starts with first_token, or -1.
   int32_t find(const Hash128 &parent, int64_t first_token) const { return blocks_[place(parent, first_token)]; }
 

@@ -1,5 +1,5 @@
-// Many sequences in one call: open, fork, commit, truncate, close, reorder. Everything is checked, and what is needed on
-// the heap is taken, before the first sequence changes.
+// Many sequences in one call: open, fork, commit, truncate, close, reorder. Everything is checked, and what is needed
+// on the heap is taken, before the first sequence changes.
 #include <algorithm>
 #include <cinttypes>
 #include <cstring>

@@ -1,6 +1,6 @@
 // Context shift: tokens are dropped from the middle of a sequence, and those behind them move down, K rotated to where
-// they stand now. Blocks that others hold, or that the prefix cache knows, are not written: fresh ones take their place,
-// and the old ones stay what they are.
+// they stand now. Blocks that others hold, or that the prefix cache knows, are not written: fresh ones take their
+// place, and the old ones stay what they are.
 #include <algorithm>
 #include <cinttypes>
 #include <cstring>
@@ -82,21 +82,18 @@ Status Cache::shift(pkv_sequence id, int64_t start, int64_t count, pkv_stream st
   }
   for (int64_t position = start; position < new_length;) {
     const int64_t source = position + count, source_offset = source % block_size, offset = position % block_size;
-    const int64_t run =
-        std::min({block_size - source_offset, block_size - offset, new_length - position});
+    const int64_t run = std::min({block_size - source_offset, block_size - offset, new_length - position});
     const int32_t from = flat_blocks_[source / block_size], to = table[position / block_size];
     std::memmove(blocks_.tokens(to) + offset, blocks_.tokens(from) + source_offset,
                  sizeof(int64_t) * static_cast<size_t>(run));
-    moves_.runs.push_back({from * block_size + source_offset, to * block_size + offset, static_cast<int32_t>(run),
-                           position == start});
+    moves_.runs.push_back(
+        {from * block_size + source_offset, to * block_size + offset, static_cast<int32_t>(run), position == start});
     position += run;
   }
   PKV_TRY(run_moves(-count, stream));
   blocks_.release(moves_.old_blocks.data(), static_cast<int64_t>(moves_.old_blocks.size()));
 
-  const auto move_bound = [&](int64_t bound) {
-    return bound <= start ? bound : std::max(start, bound - count);
-  };
+  const auto move_bound = [&](int64_t bound) { return bound <= start ? bound : std::max(start, bound - count); };
   sequence->settled_length = move_bound(sequence->settled_length);
   sequence->step_start = move_bound(sequence->step_start);
   sequence->exact_length = std::min(sequence->exact_length, start);

@@ -1,8 +1,8 @@
 // Where a sequence may be cut, cutting it, and what a sliding window gives back.
 //
-// Given back are the table entries [first_releasable_, released_end) of a sequence: beyond the sinks, and below what any
-// query can see that may still come. The bound is the lesser of the settled length and the start of the last step: a
-// discard goes back to the one, a rejected draft to the other.
+// Given back are the table entries [first_releasable_, released_end) of a sequence: beyond the sinks, and below what
+// any query can see that may still come. The bound is the lesser of the settled length and the start of the last step:
+// a discard goes back to the one, a rejected draft to the other.
 #include <algorithm>
 #include <cinttypes>
 

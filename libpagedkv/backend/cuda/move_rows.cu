@@ -99,8 +99,8 @@ __global__ void __launch_bounds__(kThreads)
     for (int32_t i = 0; i < run.length; ++i) {
       const int32_t source_offset = static_cast<int32_t>(run.source % kv.block_size) + i;
       const int32_t target_offset = static_cast<int32_t>(run.destination % kv.block_size) + i;
-      const auto *source = reinterpret_cast<const Stored *>(
-          block_address(kv, source_block) + k_row_offset(kv, source_offset, head, sizeof(Stored)));
+      const auto *source = reinterpret_cast<const Stored *>(block_address(kv, source_block) +
+                                                            k_row_offset(kv, source_offset, head, sizeof(Stored)));
       auto *target = reinterpret_cast<Stored *>(block_address(kv, target_block) +
                                                 k_row_offset(kv, target_offset, head, sizeof(Stored)));
       if (is_active) {
@@ -142,8 +142,8 @@ const void *choose_rotation(pkv_dtype stored) {
   }
 }
 
-// Rows of row_bytes at `offset` of a block in layer 0. Every row starts at a multiple of the unit: rows are multiples of 8
-// elements, planes start at multiples of 16 bytes.
+// Rows of row_bytes at `offset` of a block in layer 0. Every row starts at a multiple of the unit: rows are multiples
+// of 8 elements, planes start at multiples of 16 bytes.
 Status launch_columns(const MoveRowsParams &params, const RunList &list, unsigned int num_groups, uint64_t offset,
                       int64_t row_bytes, int64_t token_stride, int64_t head_stride, uint64_t layer_bytes,
                       cudaStream_t stream) {
