@@ -39,11 +39,7 @@ Status read_layout(const pkv_layout *layout, Layout *out) {
 }
 
 Status check_eviction(pkv_eviction eviction) {
-  static const char *const names[] = {"lru", "lfu", "priority", "fifo", "slru", "s3fifo"};
-  if (eviction == PKV_EVICTION_LRU) return PKV_OK;
-  if (eviction > PKV_EVICTION_LRU && eviction <= PKV_EVICTION_S3FIFO) {
-    return fail(PKV_UNSUPPORTED, "eviction \"%s\" is not available in this version; \"lru\" is", names[eviction]);
-  }
+  if (eviction >= PKV_EVICTION_LRU && eviction <= PKV_EVICTION_S3FIFO) return PKV_OK;
   return fail(PKV_INVALID_ARGUMENT, "eviction is %d, unknown", static_cast<int>(eviction));
 }
 
@@ -137,8 +133,11 @@ pkv_status pkv_cache_create(const pkv_cache_options *options, pkv_cache **out) {
     PKV_TRY(read_layout(given.layout, &cache_options.layout));
     PKV_TRY(read_toggle("prefix_caching", given.prefix_caching, true, &cache_options.prefix_caching));
     PKV_TRY(check_eviction(given.eviction));
+    cache_options.eviction = given.eviction;
     cache_options.hash_seed = given.hash_seed;
     PKV_TRY(read_sequence_options(given, &cache_options));
+    if (given.low_water < 0) return fail(PKV_INVALID_ARGUMENT, "low_water is %" PRId64 ", negative", given.low_water);
+    cache_options.low_water = given.low_water;
     Backend *backend = nullptr;
     PKV_TRY(open_backend(given.device, &backend));
     const uint64_t block_bytes = cache_options.layout.block_bytes();

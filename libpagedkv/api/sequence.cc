@@ -98,3 +98,11 @@ pkv_status pkv_sequence_blocks(const pkv_cache *cache, pkv_sequence sequence, pk
     return cache->cache->get_blocks(sequence, out);
   });
 }
+
+pkv_status pkv_sequence_set_retention(pkv_cache *cache, pkv_sequence sequence, int64_t start, int64_t end,
+                                      int32_t priority, int64_t ttl_ms) {
+  return guarded([&]() -> Status {
+    PKV_TRY(check_cache(cache));
+    return cache->cache->set_retention(sequence, start, end, priority, ttl_ms);
+  });
+}

@@ -2,10 +2,12 @@
 
 #include <random>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 namespace pkv {
 namespace {
-
-__extension__ typedef unsigned __int128 uint128;
 
 // SplitMix64 (Steele, Lea, Flood 2014): turns a counter into well-mixed words.
 uint64_t next_word(uint64_t *state) {
@@ -20,52 +22,87 @@ uint64_t random_seed() {
   return (static_cast<uint64_t>(device()) << 32) ^ device();
 }
 
-uint128 multiply(uint64_t a, uint64_t b) { return static_cast<uint128>(a) * b; }
-
-uint64_t fold(uint128 value) {
-  uint64_t word = static_cast<uint64_t>(value) ^ static_cast<uint64_t>(value >> 64);
-  word = (word ^ (word >> 32)) * 0xd6e8feb86659fd93u;  // the carry-poor low bits of NH get the high ones' entropy
-  return word ^ (word >> 32);
-}
-
 }  // namespace
 
-BlockHasher::BlockHasher(uint64_t seed, int32_t block_size)
-    : block_size_(block_size), key_(static_cast<size_t>(block_size + block_size % 2 + 2)) {
+BlockHasher::BlockHasher(uint64_t seed, int32_t block_size, bool may_use_aes)
+    : block_size_(block_size),
+      digest_(may_use_aes && has_aes() ? digest_by_aes : digest_by_nh),
+      key_(static_cast<size_t>(block_size + block_size % 2 + kSharedWords)) {
   uint64_t state = seed == 0 ? random_seed() : seed;
   for (uint64_t &word : key_) word = next_word(&state);
-  for (uint64_t &word : chain_key_) word = next_word(&state);
+  for (uint64_t &word : chain_key_) word = next_word(&state) | 1;  // odd: the low half of a product keeps everything
 }
 
-Hash128 BlockHasher::root(uint64_t namespace_id) const {
-  // Injective in the namespace: an odd factor is invertible.
-  return {namespace_id * (chain_key_[0] | 1) + chain_key_[1], chain_key_[2]};
+bool BlockHasher::uses_aes() const { return digest_ == digest_by_aes; }
+
+Hash128 BlockHasher::root(uint64_t namespace_id, uint32_t epoch) const {
+  // Injective in the pair: odd factors are invertible.
+  return {namespace_id * chain_key_[0] + chain_key_[1], (epoch ^ chain_key_[2]) * chain_key_[3]};
 }
 
-Hash128 BlockHasher::extend(const Hash128 &parent, const int64_t *tokens) const {
-  const uint64_t *key = key_.data();
-  uint128 first = 0, second = 0;
+Hash128 BlockHasher::branch(const Hash128 &parent, const Hash128 &root) const {
+  const auto multiply = [](uint64_t a, uint64_t b) { return static_cast<uint128_t>(a) * b; };
+  const uint64_t *chain = chain_key_;
+  return {fold(multiply(parent.low + chain[1], parent.high + chain[2]) +
+               multiply(root.low + chain[3], root.high + chain[4])),
+          fold(multiply(parent.low + chain[3], parent.high + chain[4]) +
+               multiply(root.low + chain[5], root.high + chain[0]))};
+}
+
+Hash128 BlockHasher::digest_by_nh(const uint64_t *key, const int64_t *tokens, int32_t count) {
+  const auto multiply = [](uint64_t a, uint64_t b) { return static_cast<uint128_t>(a) * b; };
+  uint128_t first = 0, second = 0;
   int32_t i = 0;
-  for (; i + 1 < block_size_; i += 2) {
+  for (; i + 1 < count; i += 2) {
     const uint64_t a = static_cast<uint64_t>(tokens[i]), b = static_cast<uint64_t>(tokens[i + 1]);
     first += multiply(a + key[i], b + key[i + 1]);
     second += multiply(a + key[i + 2], b + key[i + 3]);
   }
-  if (i < block_size_) {
+  if (i < count) {
     const uint64_t a = static_cast<uint64_t>(tokens[i]);
     first += multiply(a + key[i], key[i + 1]);
     second += multiply(a + key[i + 2], key[i + 3]);
   }
-  const uint64_t *chain = chain_key_;
-  const uint64_t first_low = static_cast<uint64_t>(first), first_high = static_cast<uint64_t>(first >> 64);
-  const uint64_t second_low = static_cast<uint64_t>(second), second_high = static_cast<uint64_t>(second >> 64);
-  const uint128 low = multiply(parent.low + chain[0], parent.high + chain[1]) +
-                      multiply(first_low + chain[2], first_high + chain[3]) +
-                      multiply(second_low + chain[4], second_high + chain[5]);
-  const uint128 high = multiply(parent.low + chain[2], parent.high + chain[3]) +
-                       multiply(first_low + chain[4], first_high + chain[5]) +
-                       multiply(second_low + chain[6], second_high + chain[7]);
-  return {fold(low), fold(high)};
+  return {fold(first), fold(second)};
 }
+
+#if defined(__x86_64__)
+
+bool BlockHasher::has_aes() { return __builtin_cpu_supports("aes") && __builtin_cpu_supports("sse4.1"); }
+
+__attribute__((target("aes,sse4.1"))) Hash128 BlockHasher::digest_by_aes(const uint64_t *key, const int64_t *tokens,
+                                                                         int32_t count) {
+  const auto load = [](const void *words) __attribute__((target("aes,sse4.1"), always_inline)) {
+    return _mm_loadu_si128(static_cast<const __m128i *>(words));
+  };
+  const uint64_t *round_key = key + count + count % 2;
+  const __m128i first = load(round_key), second = load(round_key + 2), third = load(round_key + 4),
+                last = load(round_key + 6);
+  const auto encrypt = [&](__m128i pair) __attribute__((target("aes,sse4.1"), always_inline)) {
+    return _mm_aesenc_si128(_mm_aesenc_si128(_mm_aesenc_si128(_mm_aesenc_si128(pair, first), second), third), last);
+  };
+  __m128i sum = _mm_setzero_si128();
+  int32_t i = 0;
+  for (; i + 8 <= count; i += 8) {  // four at a time, as one waits for its rounds
+    const __m128i a = encrypt(_mm_xor_si128(load(tokens + i), load(key + i)));
+    const __m128i b = encrypt(_mm_xor_si128(load(tokens + i + 2), load(key + i + 2)));
+    const __m128i c = encrypt(_mm_xor_si128(load(tokens + i + 4), load(key + i + 4)));
+    const __m128i d = encrypt(_mm_xor_si128(load(tokens + i + 6), load(key + i + 6)));
+    sum = _mm_xor_si128(sum, _mm_xor_si128(_mm_xor_si128(a, b), _mm_xor_si128(c, d)));
+  }
+  for (; i + 2 <= count; i += 2) sum = _mm_xor_si128(sum, encrypt(_mm_xor_si128(load(tokens + i), load(key + i))));
+  if (i < count) sum = _mm_xor_si128(sum, encrypt(_mm_xor_si128(_mm_set_epi64x(0, tokens[i]), load(key + i))));
+  return {static_cast<uint64_t>(_mm_cvtsi128_si64(sum)), static_cast<uint64_t>(_mm_extract_epi64(sum, 1))};
+}
+
+#else
+
+bool BlockHasher::has_aes() { return false; }
+
+Hash128 BlockHasher::digest_by_aes(const uint64_t *key, const int64_t *tokens, int32_t count) {
+  return digest_by_nh(key, tokens, count);
+}
+
+#endif
 
 }  // namespace pkv

@@ -1,7 +1,13 @@
 // The local block hash: a keyed 128-bit hash of a chain of token blocks. It only has to be fast and to spread: tokens
-// are compared on every hit. The tokens of a block are hashed with NH (the universal hash of UMAC, RFC 4418: a sum of
-// products of keyed words), twice, under shifted keys; the result is mixed with the hash of the parent block.
-// Immutable after construction, so any thread may use it.
+// are compared on every hit, and what it must keep apart are parents. hash(block) = chain(hash(parent), digest(tokens)):
+// the digest, which is most of the work, does not wait for the parent, so the blocks of a prompt are hashed as fast as
+// their tokens can be digested; the chain itself takes one multiplication a block.
+//
+// The digest is a universal hash under secret keys. Where the processor has AES instructions: the sum of four rounds of
+// AES of each pair of tokens, whitened by a key of its own; two unequal blocks meet with a probability below 2^-113
+// (Keliher and Sui 2007 bound the differentials of four rounds by 1.9 * 2^-114). Elsewhere: NH (UMAC, RFC 4418: a sum of
+// products of keyed words), twice, under shifted keys. The chain is a keyed folded multiplication in each of two lanes.
+// Immutable after construction: any thread may use it.
 #pragma once
 
 #include <cstdint>
@@ -9,27 +15,47 @@
 
 namespace pkv {
 
+__extension__ typedef unsigned __int128 uint128_t;
+
 struct Hash128 {
   uint64_t low = 0, high = 0;
-  bool operator==(const Hash128 &other) const { return low == other.low && high == other.high; }
+  bool operator==(const Hash128 &other) const { return ((low ^ other.low) | (high ^ other.high)) == 0; }
   bool operator!=(const Hash128 &other) const { return !(*this == other); }
 };
 
 class BlockHasher {
  public:
-  // seed 0: a random key.
-  BlockHasher(uint64_t seed, int32_t block_size);
+  // seed 0: a random key. The hashes of a seed are the same on every machine that digests alike.
+  BlockHasher(uint64_t seed, int32_t block_size, bool may_use_aes = true);
 
-  // The parent of a namespace's first blocks: different for different namespaces, whatever the key.
-  Hash128 root(uint64_t namespace_id) const;
+  // The parent of a namespace's first blocks: different for different namespaces and epochs, whatever the key.
+  Hash128 root(uint64_t namespace_id, uint32_t epoch) const;
+  // The parent of a block that a region of another namespace begins with: its own parent, keyed with that root too.
+  Hash128 branch(const Hash128 &parent, const Hash128 &root) const;
 
   // Hash of a full block. tokens: [block_size]
-  Hash128 extend(const Hash128 &parent, const int64_t *tokens) const;
+  Hash128 extend(const Hash128 &parent, const int64_t *tokens) const {
+    const Hash128 digest = digest_(key_.data(), tokens, block_size_);
+    return {fold(static_cast<uint128_t>(parent.low) * chain_key_[4]) + digest.low,
+            fold(static_cast<uint128_t>(parent.high) * chain_key_[5]) + digest.high};
+  }
+
+  bool uses_aes() const;
 
  private:
-  int32_t block_size_;
-  std::vector<uint64_t> key_;  // [block_size rounded up to even + 2]
-  uint64_t chain_key_[8];
+  // tokens: [count]; key: as many words, rounded up to even, and kSharedWords.
+  using Digest = Hash128 (*)(const uint64_t *key, const int64_t *tokens, int32_t count);
+  static constexpr int32_t kSharedWords = 8;
+
+  static Hash128 digest_by_nh(const uint64_t *key, const int64_t *tokens, int32_t count);
+  static Hash128 digest_by_aes(const uint64_t *key, const int64_t *tokens, int32_t count);
+  static bool has_aes();
+  static uint64_t fold(uint128_t value) { return static_cast<uint64_t>(value) ^ static_cast<uint64_t>(value >> 64); }
+
+  const int32_t block_size_;
+  const Digest digest_;
+  std::vector<uint64_t> key_;
+  uint64_t chain_key_[6];
 };
 
 }  // namespace pkv

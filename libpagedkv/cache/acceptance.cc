@@ -77,7 +77,8 @@ void Cache::replace_for_writing(Sequence *sequence, int64_t block_index, const i
               sizeof(int64_t) * static_cast<size_t>(layout_.block_size()));
   moves_.copy_sources.push_back(*entry);
   moves_.copy_destinations.push_back(target);
-  blocks_.release(entry, 1);
+  blocks_.release(entry, 1, sequence->level);
+  own_block(*sequence, block_index, target);
   *entry = target;
   ++sequence->table_version;
 }
@@ -117,9 +118,11 @@ Status Cache::accept(const pkv_sequence *ids, const int64_t *num_drafts, const i
   PKV_TRY(resolve_stream(num_sequences, &stream));
   const int32_t block_size = layout_.block_size();
 
+  expire();
   // Copies that it takes. scratch counts the holders that a block loses to copies planned before.
   int64_t needed = 0, num_moved = 0, first_short = -1;
   const int64_t available = blocks_.num_available();
+  moves_.replaced.clear();
   const auto for_each_target = [&](const MoveItem &item, auto f) {
     if (item.first_moved == item.num_kept) return;
     const int64_t last = (item.base + item.num_kept - 1) / block_size;
@@ -133,6 +136,7 @@ Status Cache::accept(const pkv_sequence *ids, const int64_t *num_drafts, const i
       if (record.holders - static_cast<int32_t>(record.scratch) <= 1 && !is_borrowed(*item.sequence, index)) return;
       ++record.scratch;
       ++needed;
+      moves_.replaced.push_back({item.sequence, static_cast<int64_t>(i), index});
     });
     if (needed > available && first_short < 0) first_short = static_cast<int64_t>(i);
   }
@@ -155,7 +159,10 @@ Status Cache::accept(const pkv_sequence *ids, const int64_t *num_drafts, const i
   moves_.copy_destinations.reserve(static_cast<size_t>(needed));
   if (static_cast<int64_t>(moves_.new_blocks.size()) < needed) moves_.new_blocks.resize(static_cast<size_t>(needed));
 
-  blocks_.take(needed, moves_.new_blocks.data());
+  PKV_TRY(plan_replaced_quotas());
+
+  evict_over_quota(quota_evictions_);
+  blocks_.take(needed, moves_.new_blocks.data(), kNoNamespace);
   const int32_t *next_new = moves_.new_blocks.data();
   for (const MoveItem &item : moves_.items) {
     for_each_target(item, [&](int64_t index) { replace_for_writing(item.sequence, index, &next_new); });

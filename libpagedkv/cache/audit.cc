@@ -44,7 +44,7 @@ Status Cache::check() const {
       }
       ++holders[block];
     }
-    Hash128 hash = hasher_.root(sequence.namespace_id);
+    Hash128 hash;
     const int64_t num_hashed = std::min(sequence.settled_length, sequence.exact_length) / block_size;
     for (int64_t i = 0; prefix_caching_ && i < num_hashed; ++i) {
       if (is_released(i)) {
@@ -52,9 +52,11 @@ Status Cache::check() const {
         continue;
       }
       const BlockRecord &record = blocks_.record(sequence.table[i]);
-      hash = hasher_.extend(hash, blocks_.tokens(sequence.table[i]));
-      if (!record.is_hashed || record.hash != hash) {
-        return fail(PKV_INTERNAL, "sequence %zu has block %d at %" PRId64 " with a wrong hash", index,
+      const Hash128 parent = chain_hash(sequence.chain, i, hash);
+      hash = hasher_.extend(parent, blocks_.tokens(sequence.table[i]));
+      if (!record.is_hashed || record.hash != hash || record.parent != parent ||
+          record.is_stale != is_stale(sequence.chain.at(i))) {
+        return fail(PKV_INTERNAL, "sequence %zu has block %d at %" PRId64 " with a wrong hash or epoch", index,
                     sequence.table[i], i);
       }
     }
@@ -75,10 +77,54 @@ Status Cache::check() const {
   if (num_open != num_open_) {
     return fail(PKV_INTERNAL, "%" PRId64 " sequences are open, but %" PRId64 " are counted", num_open, num_open_);
   }
+  PKV_TRY(check_pins(&holders));
+  PKV_TRY(check_references());
   for (int32_t block = 0; block < num_blocks(); ++block) {
     if (holders[block] != blocks_.record(block).holders) {
-      return fail(PKV_INTERNAL, "block %d stands in %d tables, but has %d holders", block, holders[block],
+      return fail(PKV_INTERNAL, "block %d stands in %d tables and pins, but has %d holders", block, holders[block],
                   blocks_.record(block).holders);
+    }
+  }
+  return PKV_OK;
+}
+
+// Adds the pins to the holders counted so far.
+Status Cache::check_pins(std::vector<int32_t> *holders) const {
+  std::vector<uint32_t> block_pins(block_pins_.size(), 0);
+  int64_t num_pinned_blocks = 0;
+  size_t num_unused = 0;
+  for (const Pin &pin : pins_) {
+    num_unused += !pin.is_pinned;
+    if (pin.is_pinned == pin.blocks.empty()) return fail(PKV_INTERNAL, "a pin has %zu blocks", pin.blocks.size());
+    for (int32_t block : pin.blocks) {
+      ++(*holders)[block];
+      num_pinned_blocks += block_pins[block]++ == 0;
+    }
+  }
+  if (num_unused != unused_pins_.size() || num_pinned_blocks != num_pinned_blocks_ || block_pins != block_pins_) {
+    return fail(PKV_INTERNAL, "%zu unused pins of %zu, %" PRId64 " pinned blocks of %" PRId64, num_unused,
+                unused_pins_.size(), num_pinned_blocks, num_pinned_blocks_);
+  }
+  return PKV_OK;
+}
+
+// Who refers to the records of namespaces: sequences.
+Status Cache::check_references() const {
+  const Namespaces &namespaces = blocks_.namespaces();
+  std::vector<int64_t> references(namespaces.num_records(), 0), sequences(namespaces.num_records(), 0);
+  for (const std::unique_ptr<Sequence> &sequence : sequences_) {
+    if (!sequence->is_open) continue;
+    ++sequences[sequence->chain.first.index];
+    ++references[sequence->chain.first.index];
+    for (const Scope &region : sequence->chain.regions) ++references[region.index];
+  }
+  for (uint32_t i = 0; i < namespaces.num_records(); ++i) {
+    const NamespaceRecord &record = namespaces[i];
+    const bool is_needed = references[i] > 0 || record.held + record.cached > 0 || record.quota > 0;
+    if (!record.is_live && !is_needed) continue;
+    if (references[i] != record.references || sequences[i] != record.sequences || is_needed != record.is_live) {
+      return fail(PKV_INTERNAL, "namespace %" PRIu64 " has %" PRId64 " sequences and %" PRId64 " references, counted %"
+                  PRId64 " and %" PRId64, record.id, record.sequences, record.references, sequences[i], references[i]);
     }
   }
   return PKV_OK;
@@ -124,15 +170,35 @@ Status Cache::explain(int32_t block, std::string *out) const {
   } else {
     json.key("hash").null();
   }
+  json.key("pins").begin_array();
+  for (size_t i = 0; i < pins_.size() && record.holders > 0; ++i) {
+    if (std::count(pins_[i].blocks.begin(), pins_[i].blocks.end(), block) == 0) continue;
+    json.value(static_cast<uint64_t>(pins_[i].generation) << 32 | i);
+  }
+  json.end_array();
+  if (record.namespace_index != kNoNamespace) {
+    json.key("namespace").value(blocks_.namespaces()[record.namespace_index].id);
+    json.key("is_stale").value(static_cast<bool>(record.is_stale));
+    json.key("retention").value(
+        static_cast<int64_t>(blocks_.eviction().level_priority(blocks_.retention().level_of(block))));
+    json.key("has_hint").value(blocks_.retention().hint_of(block) != 0);
+    json.key("queue").value(blocks_.eviction().queue_name(block));
+    json.key("hits").value(static_cast<int64_t>(blocks_.eviction().num_hits(block)));
+  }
   json.key("can_be_evicted").value(is_cached);
   if (is_cached) {
-    int64_t place = 0;
-    for (int32_t other = blocks_.first_cached(); other != block; other = blocks_.record(other).next) ++place;
-    json.key("eviction_order").value(place);
+    int64_t place = 0, own_place = 0;
+    blocks_.eviction().for_each([&](int32_t other) {
+      if (other == block) own_place = place;
+      place += blocks_.is_cached(other);
+    });
+    json.key("eviction_order").value(own_place);
   }
-  json.key("why").value(record.holders > 0 ? "held by open sequences: close, truncate or preempt them"
-                        : is_cached        ? "cached and held by nobody: evicted when its turn comes"
-                                           : "uncached: free, there is nothing to evict");
+  const bool is_pinned = !block_pins_.empty() && block_pins_[block] > 0;
+  json.key("why").value(is_pinned            ? "held by pins: unpin them"
+                        : record.holders > 0 ? "held by open sequences: close, truncate or preempt them"
+                        : is_cached          ? "cached and held by nobody: evicted when its turn comes"
+                                             : "uncached: free, there is nothing to evict");
   json.end_object();
   return PKV_OK;
 }

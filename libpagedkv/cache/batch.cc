@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "base/checked.h"
+#include "base/tokens.h"
 
 namespace pkv {
 namespace {
@@ -46,6 +47,7 @@ Batch::Batch(std::shared_ptr<Cache> cache, const BatchOptions &options)
     : cache_(std::move(cache)),
       options_(options),
       block_size_(cache_->layout().block_size()),
+      block_math_(block_size_),
       seq_lens_(options.max_sequences),
       cu_seqlens_q_(options.max_sequences + 1),
       slot_mapping_(options.max_tokens),
@@ -126,7 +128,7 @@ Status Batch::check_bounds(const Step &step, const PrepareOptions &options, int6
       return fail(PKV_INVALID_ARGUMENT, "counts[%zu] is %" PRId64 ", but max_query_len is %" PRId64, i, item.count,
                   options.max_query_len);
     }
-    num_blocks += divide_up(length, block_size_);
+    num_blocks += item.new_num_blocks;
     longest = std::max(longest, length);
   }
   if (has_csr() && num_blocks > kMaxCount) {
@@ -197,8 +199,9 @@ void Batch::fill_row(int64_t index, const StepItem &item) {
   const Sequence &sequence = *item.sequence;
   Row &row = rows_[index];
   int32_t *entries = block_table_.data() + index * table_stride_;
-  const int32_t num_used = static_cast<int32_t>(divide_up(sequence.length, block_size_));
+  const int32_t num_used = static_cast<int32_t>(item.new_num_blocks);
   const bool extends = row.id == item.id && row.table_version == sequence.table_version;
+  if (extends && num_used == row.num_used && sequence.released_end == row.released_end) return;
   const int32_t first = extends ? row.num_used : 0;
   for (int32_t i = first; i < num_used; ++i) entries[i] = sequence.table[i];
   if (device_ != nullptr) {
@@ -241,14 +244,18 @@ void Batch::fill_tables(int64_t num_sequences, int64_t num_tokens) {
     fill_row(i, item);
     const int32_t *blocks = item.sequence->table.data();
     const int64_t length = item.sequence->length;
-    for (int64_t position = item.old_length; position < length;) {
-      const int64_t offset = position % block_size_;
+    if (item.count == 1) {
+      slot_mapping_[token] = static_cast<int64_t>(blocks[item.new_num_blocks - 1]) * block_size_ +
+                             block_math_.offset_of(item.old_length);
+      positions_[token++] = item.old_length;
+    }
+    for (int64_t position = item.count == 1 ? length : item.old_length; position < length;) {
+      const int64_t offset = block_math_.offset_of(position);
       const int64_t run = std::min<int64_t>(block_size_ - offset, length - position);
-      const int64_t slot = static_cast<int64_t>(blocks[position / block_size_]) * block_size_ + offset;
-      for (int64_t j = 0; j < run; ++j, ++token) {
-        slot_mapping_[token] = slot + j;
-        positions_[token] = position + j;
-      }
+      const int64_t slot = static_cast<int64_t>(blocks[block_math_.index_of(position)]) * block_size_ + offset;
+      fill_counting(slot, run, slot_mapping_.data() + token);
+      fill_counting(position, run, positions_.data() + token);
+      token += run;
       position += run;
     }
     seq_lens_[i] = static_cast<int32_t>(length);

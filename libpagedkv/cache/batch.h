@@ -80,6 +80,7 @@ class Batch {
   const std::shared_ptr<Cache> cache_;
   const BatchOptions options_;
   const int32_t block_size_;
+  const BlockMath block_math_;
   Step step_;  // the last prepared one
   Step planned_;  // the one that a prepare is working on
   bool is_prepared_ = false;

@@ -1,39 +1,38 @@
 #include "cache/block_store.h"
 
+#include <algorithm>
 #include <cassert>
 #include <cinttypes>
-#include <cstdlib>
-#include <cstring>
+#include <new>
 
-#include "base/checked.h"
+#include "base/tokens.h"
 
 namespace pkv {
 namespace {
 
-int64_t *allocate_tokens(int64_t num_blocks, int32_t block_size) {
-  // calloc: pages of blocks that are never used cost nothing.
-  void *memory = std::calloc(static_cast<size_t>(num_blocks) * static_cast<size_t>(block_size), sizeof(int64_t));
-  if (memory == nullptr) throw std::bad_alloc();
-  return static_cast<int64_t *>(memory);
-}
+// Evicted together: what the next ones need is loaded meanwhile.
+constexpr int64_t kEvictionRun = 32;
 
 }  // namespace
 
-BlockStore::BlockStore(std::shared_ptr<Pool> pool, int32_t block_size, bool is_indexed)
+BlockStore::BlockStore(std::shared_ptr<Pool> pool, int32_t block_size, bool is_indexed, pkv_eviction eviction)
     : pool_(std::move(pool)),
       block_size_(block_size),
-      records_(static_cast<size_t>(pool_->num_blocks())),
-      tokens_(allocate_tokens(pool_->num_blocks(), block_size), std::free),
-      freed_(records_.size()),
+      records_(pool_->num_blocks()),
+      last_uses_(pool_->num_blocks()),
+      tokens_(pool_->num_blocks() * block_size),  // below 2^31 * 2^16
+      freed_(pool_->num_blocks()),
+      index_(is_indexed ? pool_->num_blocks() : 0),
+      eviction_(eviction, records_.data(), pool_->num_blocks()),
+      retention_(&eviction_, pool_->num_blocks()),
       num_uncached_(pool_->num_blocks()) {
-  if (!is_indexed) return;
-  size_t num_buckets = 2;
-  while (num_buckets < 2 * records_.size()) num_buckets *= 2;
-  buckets_.resize(num_buckets);
-  bucket_mask_ = num_buckets - 1;
+  for (int64_t i = 0; i < records_.size(); ++i) {
+    new (&records_[i]) BlockRecord();
+    last_uses_[i] = 0;
+  }
 }
 
-void BlockStore::take(int64_t count, int32_t *out_blocks) {
+void BlockStore::take(int64_t count, int32_t *out_blocks, uint32_t namespace_index) {
   assert(count <= num_available());
   const int64_t num_ready = count < num_uncached_ ? count : num_uncached_;
   if (num_ready > 0) {
@@ -42,51 +41,87 @@ void BlockStore::take(int64_t count, int32_t *out_blocks) {
     (void)status;
     num_uncached_ -= num_ready;
   }
-  for (int64_t i = num_ready; i < count; ++i) out_blocks[i] = evict_first();
-  for (int64_t i = 0; i < count; ++i) records_[out_blocks[i]].holders = 1;
+  evict_victims(count - num_ready, out_blocks + num_ready);
+  for (int64_t i = 0; i < count; ++i) {
+    records_[out_blocks[i]].holders = 1;
+    records_[out_blocks[i]].namespace_index = namespace_index;
+  }
+  if (count > 0 && namespace_index != kNoNamespace) namespaces_.change(namespace_index).held += count;
 }
 
-void BlockStore::hold(int32_t block) {
-  if (records_[block].holders++ == 0) remove_cached(block);
+void BlockStore::set_owner(int32_t block, uint32_t namespace_index) {
+  BlockRecord &record = records_[block];
+  if (record.namespace_index == namespace_index) return;
+  if (record.namespace_index != kNoNamespace) --namespaces_.change(record.namespace_index).held;
+  record.namespace_index = namespace_index;
+  ++namespaces_.change(namespace_index).held;
 }
 
-void BlockStore::release(const int32_t *blocks, int64_t count) {
+void BlockStore::hit(int32_t block) {
+  const uint32_t distance = clock_ - last_uses_[block];
+  std::atomic<int64_t> &count = reuse_distance_[distance < 2 ? 0 : 31 - __builtin_clz(distance)];
+  count.store(count.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  last_uses_[block] = ++clock_;
+  hold(block);
+  eviction_.count_hit(block);
+}
+
+void BlockStore::release(const int32_t *blocks, int64_t count, uint32_t level) {
+  const bool raises = level != kNoLevel && retention_.follows_priority();
   int64_t num_freed = 0;
   for (int64_t i = count - 1; i >= 0; --i) {
-    BlockRecord &record = records_[blocks[i]];
-    assert(record.holders > 0);
+    const int32_t block = blocks[i];
+    BlockRecord &record = records_[block];
+    assert(record.holders > 0 && record.namespace_index != kNoNamespace);
+    if (raises) retention_.raise(block, level);
     if (--record.holders > 0) continue;
-    if (record.is_registered) {
-      append_cached(blocks[i]);
+    NamespaceRecord &owner = namespaces_.change(record.namespace_index);
+    --owner.held;
+    if (record.is_registered && !record.is_stale) {
+      ++num_cached_;
+      ++owner.cached;
+      if (owner.quota != 0) append_owned(&owner, block);
+      eviction_.cache(block, retention_.level_of(block));
     } else {
-      if (record.is_hashed) drop_hash(blocks[i]);
-      freed_[num_freed++] = blocks[i];
+      if (record.is_hashed) unhash(block);
+      forget(block);
+      freed_[num_freed++] = block;
     }
   }
   free_to_pool(freed_.data(), num_freed);
 }
 
 int32_t BlockStore::find(const Hash128 &hash, const int64_t *tokens) const {
-  const uint32_t tag = static_cast<uint32_t>(hash.high);
-  for (size_t i = home(hash);; i = (i + 1) & bucket_mask_) {
-    const Bucket &bucket = buckets_[i];
-    if (bucket.block == kNoBlock) return kNoBlock;
-    if (bucket.tag == tag && records_[bucket.block].hash == hash &&
-        std::memcmp(this->tokens(bucket.block), tokens, sizeof(int64_t) * static_cast<size_t>(block_size_)) == 0) {
-      return bucket.block;
-    }
-  }
+  return index_.find(hash, [&](int32_t block) {
+    return records_[block].hash == hash && equals_tokens(this->tokens(block), tokens, block_size_);
+  });
 }
 
-void BlockStore::set_hash(int32_t block, const Hash128 &hash) {
+int32_t BlockStore::guess_child(int32_t parent_block, const Hash128 &parent, const int64_t *tokens) const {
+  const int32_t child = records_[parent_block].child;
+  if (child == kNoBlock) return kNoBlock;
+  const BlockRecord &record = records_[child];
+  // A registered block is what it is by its parent and its tokens; so these two decide, whatever the hint is worth.
+  const bool is_it = record.is_registered && record.parent == parent &&
+                     equals_tokens(this->tokens(child), tokens, block_size_);
+  return is_it ? child : kNoBlock;
+}
+
+void BlockStore::set_hash(int32_t block, const Hash128 &parent, const Hash128 &hash, bool is_stale) {
   BlockRecord &record = records_[block];
   assert(!record.is_hashed && record.holders > 0);
-  const int32_t twin = find(hash, tokens(block));
+  const int32_t twin = index_.find_or_insert(hash, block, [&](int32_t other) {
+    return records_[other].hash == hash && equals_tokens(tokens(other), tokens(block), block_size_);
+  });
   record.hash = hash;
+  record.parent = parent;
+  record.child = kNoBlock;
   record.is_hashed = true;
+  record.is_stale = is_stale;
+  retention_.forget_level(block);
   if (twin == kNoBlock) {
+    last_uses_[block] = ++clock_;
     record.is_registered = true;
-    insert_index(block);
     ++registrations_;
     return;
   }
@@ -97,9 +132,18 @@ void BlockStore::set_hash(int32_t block, const Hash128 &hash) {
 }
 
 void BlockStore::drop_hash(int32_t block) {
+  if (!is_cached(block)) return unhash(block);
+  uncount_cached(block);
+  unhash(block);
+  forget(block);
+  free_to_pool(&block, 1);
+}
+
+// Whether anybody holds it is for the caller to see to, before or after.
+void BlockStore::unhash(int32_t block) {
   BlockRecord &record = records_[block];
   assert(record.is_hashed);
-  record.is_hashed = false;
+  record.is_hashed = record.is_stale = false;
   if (!record.is_registered) {
     BlockRecord &previous = records_[record.previous];
     if (previous.is_registered && previous.duplicates == block) {
@@ -109,11 +153,12 @@ void BlockStore::drop_hash(int32_t block) {
     }
     if (record.next != kNoBlock) records_[record.next].previous = record.previous;
     record.previous = record.next = kNoBlock;
+    retention_.forget_level(block);
     return;
   }
-  const bool was_cached = record.holders == 0;
-  if (was_cached) remove_cached(block);
-  erase_index(block);
+  eviction_.forget(block, retention_.level_of(block));
+  retention_.forget_level(block);
+  index_.erase(record.hash, block);
   record.is_registered = false;
   const int32_t heir = record.duplicates;
   record.duplicates = kNoBlock;
@@ -122,52 +167,144 @@ void BlockStore::drop_hash(int32_t block) {
     successor.duplicates = successor.next;
     if (successor.next != kNoBlock) records_[successor.next].previous = heir;
     successor.previous = successor.next = kNoBlock;
+    last_uses_[heir] = last_uses_[block];
     successor.is_registered = true;
-    insert_index(heir);
+    index_.insert(successor.hash, heir);
     ++registrations_;
   }
-  if (was_cached) free_to_pool(&block, 1);
 }
 
 void BlockStore::evict_until(int64_t count) {
   while (num_uncached_ < count) {
-    const int32_t block = evict_first();
-    free_to_pool(&block, 1);
+    int32_t blocks[kEvictionRun];
+    const int64_t num_blocks = std::min(count - num_uncached_, kEvictionRun);
+    evict_victims(num_blocks, blocks);
+    free_to_pool(blocks, num_blocks);
   }
 }
 
 void BlockStore::clear_cached() {
-  while (first_cached_ != kNoBlock) drop_hash(first_cached_);
+  for (int32_t block = 0; num_cached_ > 0; ++block) {
+    if (is_cached(block)) drop_hash(block);
+  }
+  eviction_.reset();
 }
 
-void BlockStore::append_cached(int32_t block) {
-  BlockRecord &record = records_[block];
-  record.previous = last_cached_;
-  record.next = kNoBlock;
-  (last_cached_ == kNoBlock ? first_cached_ : records_[last_cached_].next) = block;
-  last_cached_ = block;
-  ++num_cached_;
+void BlockStore::set_hint(int32_t block, uint32_t hint) {
+  assert(records_[block].holders > 0);
+  eviction_.leave(block, retention_.level_of(block));  // a place that it has kept is one of its former level
+  retention_.set_hint(block, hint);
 }
 
-void BlockStore::remove_cached(int32_t block) {
-  BlockRecord &record = records_[block];
-  (record.previous == kNoBlock ? first_cached_ : records_[record.previous].next) = record.next;
-  (record.next == kNoBlock ? last_cached_ : records_[record.next].previous) = record.previous;
-  record.previous = record.next = kNoBlock;
+void BlockStore::end_hint(uint32_t hint) {
+  // Last to first, as blocks are released. The hint lives until its last block has let go of it.
+  for (int64_t i = static_cast<int64_t>(retention_.hinted_blocks(hint).size()) - 1; i >= 0; --i) {
+    const int32_t block = retention_.hinted_blocks(hint)[static_cast<size_t>(i)];
+    if (retention_.hint_of(block) != hint) continue;
+    eviction_.leave(block, retention_.level_of(block));
+    retention_.clear_hint(block);
+    if (is_cached(block)) eviction_.cache(block, retention_.level_of(block));
+  }
+}
+
+void BlockStore::set_quota(uint32_t namespace_index, int64_t quota) {
+  if (quota != 0 && owned_links_.empty()) owned_links_.resize(records_.size());
+  const int64_t former = namespaces_[namespace_index].quota;
+  namespaces_.set_quota(namespace_index, quota);
+  NamespaceRecord &owner = namespaces_[namespace_index];
+  if (quota == 0) {
+    owner.first_own = owner.last_own = kNoBlock;
+  } else if (former == 0) {
+    eviction_.for_each([&](int32_t block) {
+      if (records_[block].namespace_index == namespace_index && is_cached(block)) append_owned(&owner, block);
+    });
+  }
+}
+
+void BlockStore::evict_owned(uint32_t namespace_index, int64_t count) {
+  NamespaceRecord &owner = namespaces_[namespace_index];
+  for (; count > 0 && owner.first_own != kNoBlock; --count) {
+    int32_t lowest = owner.first_own;
+    const auto priority = [this](int32_t block) { return eviction_.level_priority(retention_.level_of(block)); };
+    if (eviction_.has_several_levels()) {
+      for (int32_t block = lowest; block != kNoBlock; block = owned_links_[block].next) {
+        if (priority(block) < priority(lowest)) lowest = block;
+      }
+    }
+    evict(lowest);
+    free_to_pool(&lowest, 1);
+  }
+}
+
+int64_t BlockStore::invalidate(uint32_t namespace_index) {
+  int64_t num_dropped = 0;
+  for (int32_t block = 0; block < num_blocks(); ++block) {
+    BlockRecord &record = records_[block];
+    if (record.namespace_index != namespace_index) continue;
+    if (record.holders > 0) {
+      record.is_stale = record.is_hashed;
+    } else {
+      drop_hash(block);
+      ++num_dropped;
+    }
+  }
+  return num_dropped;
+}
+
+// A cached block is held again.
+void BlockStore::leave_cached(int32_t block) {
+  uncount_cached(block);
+  ++namespaces_[records_[block].namespace_index].held;
+  eviction_.hold(block, retention_.level_of(block));
+}
+
+void BlockStore::uncount_cached(int32_t block) {
+  NamespaceRecord &owner = namespaces_.change(records_[block].namespace_index);
   --num_cached_;
+  --owner.cached;
+  if (owner.quota != 0) remove_owned(&owner, block);
+}
+
+// A block without hash goes back to the pool, or to another owner.
+void BlockStore::forget(int32_t block) {
+  records_[block].namespace_index = kNoNamespace;
+  retention_.forget(block);
 }
 
 // Leaves the block owned in the pool, with neither holder nor hash.
-int32_t BlockStore::evict_first() {
-  const int32_t block = first_cached_;
-  assert(block != kNoBlock);
-  BlockRecord &record = records_[block];
-  remove_cached(block);
-  record.holders = 1;  // not cached any more: drop_hash leaves it to the caller
-  drop_hash(block);
-  record.holders = 0;
+void BlockStore::evict(int32_t block) {
   ++evictions_;
-  return block;
+  uncount_cached(block);
+  ++namespaces_[records_[block].namespace_index].evictions;
+  unhash(block);
+  forget(block);
+}
+
+// count <= num_cached().
+void BlockStore::evict_victims(int64_t count, int32_t *out_blocks) {
+  for (int64_t done = 0; done < count;) {
+    // The next victims, as far as they can be foreseen: what the evictions are going to touch is loaded meanwhile.
+    const int64_t run = std::min(count - done, kEvictionRun);
+    const int64_t num_foreseen = eviction_.foresee_victims(run, out_blocks + done);
+    for (int64_t i = done; i < done + num_foreseen; ++i) index_.prefetch(records_[out_blocks[i]].hash);
+    for (int64_t i = done; i < done + run; ++i) {
+      out_blocks[i] = eviction_.choose_victim();
+      evict(out_blocks[i]);
+    }
+    done += run;
+  }
+}
+
+void BlockStore::append_owned(NamespaceRecord *owner, int32_t block) {
+  owned_links_[block] = {owner->last_own, kNoBlock};
+  (owner->last_own == kNoBlock ? owner->first_own : owned_links_[owner->last_own].next) = block;
+  owner->last_own = block;
+}
+
+void BlockStore::remove_owned(NamespaceRecord *owner, int32_t block) {
+  const OwnedLink link = owned_links_[block];
+  (link.previous == kNoBlock ? owner->first_own : owned_links_[link.previous].next) = link.next;
+  (link.next == kNoBlock ? owner->last_own : owned_links_[link.next].previous) = link.previous;
 }
 
 void BlockStore::free_to_pool(const int32_t *blocks, int64_t count) {
@@ -176,28 +313,6 @@ void BlockStore::free_to_pool(const int32_t *blocks, int64_t count) {
   assert(status == PKV_OK);
   (void)status;
   num_uncached_ += count;
-}
-
-void BlockStore::insert_index(int32_t block) {
-  const Hash128 &hash = records_[block].hash;
-  size_t i = home(hash);
-  while (buckets_[i].block != kNoBlock) i = (i + 1) & bucket_mask_;
-  buckets_[i] = {static_cast<uint32_t>(hash.high), block};
-}
-
-void BlockStore::erase_index(int32_t block) {
-  size_t hole = home(records_[block].hash);
-  while (buckets_[hole].block != block) hole = (hole + 1) & bucket_mask_;
-  // Moves later entries of the run back into the hole where their home allows it.
-  for (size_t i = (hole + 1) & bucket_mask_; buckets_[i].block != kNoBlock; i = (i + 1) & bucket_mask_) {
-    const size_t distance_from_home = (i - home(records_[buckets_[i].block].hash)) & bucket_mask_;
-    const size_t distance_from_hole = (i - hole) & bucket_mask_;
-    if (distance_from_home >= distance_from_hole) {
-      buckets_[hole] = buckets_[i];
-      hole = i;
-    }
-  }
-  buckets_[hole] = {};
 }
 
 Status BlockStore::validate() const {
@@ -242,22 +357,61 @@ Status BlockStore::validate() const {
                 " and %" PRId64 ", the pool %" PRId64,
                 num_uncached, num_cached, num_uncached_, num_cached_, pool_->num_free());
   }
-  int64_t num_listed = 0;
-  int32_t previous = kNoBlock;
-  for (int32_t block = first_cached_; block != kNoBlock; block = records_[block].next) {
-    if (records_[block].previous != previous || !is_cached(block) || ++num_listed > num_cached_) {
-      return fail(PKV_INTERNAL, "the eviction list breaks at block %d", block);
-    }
-    previous = block;
-  }
-  if (num_listed != num_cached_ || previous != last_cached_) {
-    return fail(PKV_INTERNAL, "the eviction list has %" PRId64 " blocks of %" PRId64, num_listed, num_cached_);
-  }
-  int64_t num_filled = 0;
-  for (const Bucket &bucket : buckets_) num_filled += bucket.block != kNoBlock;
-  if (num_filled != num_indexed) {
-    return fail(PKV_INTERNAL, "the index holds %" PRId64 " blocks, but %" PRId64 " are registered", num_filled,
+  PKV_TRY(eviction_.validate([this](int32_t block) { return retention_.level_of(block); }, num_cached_));
+  PKV_TRY(retention_.validate());
+  PKV_TRY(validate_namespaces());
+  if (!index_.validate(num_indexed, [&](int32_t block) { return records_[block].hash; })) {
+    return fail(PKV_INTERNAL, "the index does not hold the %" PRId64 " registered blocks, each where its hash leads",
                 num_indexed);
+  }
+  return PKV_OK;
+}
+
+Status BlockStore::validate_namespaces() const {
+  std::vector<NamespaceRecord> counted(namespaces_.num_records());
+  for (int32_t block = 0; block < num_blocks(); ++block) {
+    const BlockRecord &record = records_[block];
+    const uint32_t index = record.namespace_index;
+    const bool is_used = record.holders > 0 || record.is_registered;
+    if (is_used != (index != kNoNamespace) ||
+        (is_used && (index >= counted.size() || !namespaces_[index].is_live))) {
+      return fail(PKV_INTERNAL, "block %d counts for namespace record %u, with %d holders", block, index, record.holders);
+    }
+    if (!is_used) continue;
+    ++(record.holders > 0 ? counted[index].held : counted[index].cached);
+    if (record.is_stale && (record.holders == 0 || !record.is_hashed)) {
+      return fail(PKV_INTERNAL, "block %d is stale, but not held with a hash", block);
+    }
+  }
+  int64_t num_live = 0;
+  for (uint32_t index = 0; index < counted.size(); ++index) {
+    const NamespaceRecord &record = namespaces_[index];
+    num_live += record.is_live;
+    if (record.held != counted[index].held || record.cached != counted[index].cached || record.planned != 0) {
+      return fail(PKV_INTERNAL, "namespace %" PRIu64 " has %" PRId64 " held and %" PRId64 " cached blocks, counted %" PRId64
+                  " and %" PRId64 "; %" PRId64 " planned", record.id, record.held, record.cached, counted[index].held,
+                  counted[index].cached, record.planned);
+    }
+    if (record.is_live && namespaces_.find(record.id) != index) {
+      return fail(PKV_INTERNAL, "namespace %" PRIu64 " is not found by its id", record.id);
+    }
+    int64_t num_owned = 0;
+    int32_t previous = kNoBlock;
+    for (int32_t block = record.first_own; block != kNoBlock; block = owned_links_[block].next) {
+      if (owned_links_[block].previous != previous || records_[block].namespace_index != index || !is_cached(block) ||
+          ++num_owned > record.cached) {
+        return fail(PKV_INTERNAL, "the list of namespace %" PRIu64 " breaks at block %d", record.id, block);
+      }
+      previous = block;
+    }
+    if (record.quota != 0 && (num_owned != record.cached || previous != record.last_own)) {
+      return fail(PKV_INTERNAL, "the list of namespace %" PRIu64 " has %" PRId64 " of its %" PRId64 " cached blocks",
+                  record.id, num_owned, record.cached);
+    }
+  }
+  if (num_live != namespaces_.num_live()) {
+    return fail(PKV_INTERNAL, "%" PRId64 " namespaces are live, but %" PRId64 " are counted", num_live,
+                namespaces_.num_live());
   }
   return PKV_OK;
 }

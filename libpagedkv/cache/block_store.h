@@ -3,40 +3,40 @@
 // A block is in one of three states:
 //   uncached  no holder, no hash: in the pool's free list;
 //   held      in the tables of `holders` sequences;
-//   cached    no holder, registered: in the eviction list, least recently released first.
+//   cached    no holder, registered: in a queue of the eviction policy.
 // A full block with settled tokens is hashed. Of the hashed blocks with equal content one is registered: it is in the
 // index and can be hit. The others are its duplicates, always held, linked behind it; when the registered one is
 // evicted or loses its hash, the first of them takes over. The pool sees held and cached blocks alike as owned.
 //
-// Not thread-safe. No call allocates heap memory after construction.
+// A block that is held or cached counts for a namespace. A namespace with a quota keeps its cached blocks in a list of its
+// own besides, so that they can be evicted ahead of all others.
+//
+// Not thread-safe, but for reuse_distance() and the statistics of namespaces(). No call allocates heap memory after
+// construction, except where it says so.
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <memory>
 #include <vector>
 
-#include "base/hash.h"
+#include "cache/block_record.h"
+#include "cache/eviction.h"
+#include "cache/namespaces.h"
+#include "cache/prefix_index.h"
+#include "cache/retention.h"
 #include "pool/pool.h"
 
 namespace pkv {
 
-constexpr int32_t kNoBlock = -1;
-
-struct BlockRecord {
-  Hash128 hash;              // if is_hashed
-  int32_t holders = 0;
-  int32_t previous = kNoBlock, next = kNoBlock;  // in the eviction list if cached, among the duplicates if one
-  int32_t duplicates = kNoBlock;                 // first duplicate, if registered
-  uint32_t scratch = 0;      // for counting while a call is planned; zero between calls
-  bool is_hashed = false;
-  bool is_registered = false;
-};
+constexpr int kNumReuseDistances = 32;
 
 class BlockStore {
  public:
   // With is_indexed false nothing is ever hashed. Throws std::bad_alloc.
-  BlockStore(std::shared_ptr<Pool> pool, int32_t block_size, bool is_indexed);
+  BlockStore(std::shared_ptr<Pool> pool, int32_t block_size, bool is_indexed, pkv_eviction eviction);
 
-  int64_t num_blocks() const { return static_cast<int64_t>(records_.size()); }
+  int64_t num_blocks() const { return records_.size(); }
   int64_t num_uncached() const { return num_uncached_; }
   int64_t num_cached() const { return num_cached_; }
   int64_t num_held() const { return num_blocks() - num_uncached_ - num_cached_; }
@@ -47,21 +47,46 @@ class BlockStore {
   BlockRecord &record(int32_t block) { return records_[block]; }
   const BlockRecord &record(int32_t block) const { return records_[block]; }
   // The tokens of a block, [block_size]. A negative entry is not settled.
-  int64_t *tokens(int32_t block) const { return tokens_.get() + static_cast<int64_t>(block) * block_size_; }
+  int64_t *tokens(int32_t block) const { return tokens_.data() + static_cast<int64_t>(block) * block_size_; }
 
-  // Takes count blocks, each with one holder: uncached ones first, then by evicting. count <= num_available().
-  void take(int64_t count, int32_t *out_blocks);
-  // One more holder for a block that is held or cached.
-  void hold(int32_t block);
-  // One holder less for each, last to first; without holders a registered block becomes cached, another uncached.
-  void release(const int32_t *blocks, int64_t count);
+  // Takes count blocks, each with one holder: uncached ones first, then by evicting. count <= num_available(). They count
+  // for a namespace; with kNoNamespace the caller gives each one to its own by set_owner, before anything else.
+  void take(int64_t count, int32_t *out_blocks, uint32_t namespace_index);
+  // A held block counts for this namespace from now on.
+  void set_owner(int32_t block, uint32_t namespace_index);
+  // One more holder for a block that is held or cached. hit: because it was found by its hash, which counts as a use.
+  void hold(int32_t block) {
+    if (records_[block].holders++ == 0) leave_cached(block);
+  }
+  void hit(int32_t block);
+  // One holder less for each, last to first; without holders a registered block becomes cached, another uncached. level:
+  // the retention level of the sequence, or kNoLevel for what is no sequence.
+  void release(const int32_t *blocks, int64_t count, uint32_t level);
   // One holder less of a block that has others.
-  void release_shared(int32_t block) { --records_[block].holders; }
+  void release_shared(int32_t block, uint32_t level) {
+    if (retention_.follows_priority()) retention_.raise(block, level);
+    --records_[block].holders;
+  }
 
   // The registered block with this hash and these tokens, or kNoBlock.
   int32_t find(const Hash128 &hash, const int64_t *tokens) const;
-  // Gives a held block its hash: registered, unless a block with equal content is.
-  void set_hash(int32_t block, const Hash128 &hash);
+  // The same for the block below `parent_block`, whose hash is keyed `parent`, without hashing the tokens: by its hint,
+  // which may be stale or name another child. kNoBlock says nothing.
+  int32_t guess_child(int32_t parent_block, const Hash128 &parent, const int64_t *tokens) const;
+  void set_child(int32_t parent_block, int32_t child) { records_[parent_block].child = child; }
+  // Gives a held block its hash, which extends `parent`: registered, unless a block with equal content is. is_stale:
+  // under an epoch of its namespace that is over.
+  void set_hash(int32_t block, const Hash128 &parent, const Hash128 &hash, bool is_stale);
+
+  // Starts to load what an access soon to come will touch. Any number may be given.
+  void prefetch_block(int64_t block) const {
+    if (static_cast<uint64_t>(block) >= static_cast<uint64_t>(records_.size())) return;
+    __builtin_prefetch(&records_[block], 1);
+    const char *row = reinterpret_cast<const char *>(tokens(static_cast<int32_t>(block)));
+    __builtin_prefetch(row, 1);
+    __builtin_prefetch(row + kCacheLineBytes, 1);
+  }
+  void prefetch_hash(const Hash128 &hash) const { index_.prefetch(hash); }
   // Takes the hash from a block; its first duplicate takes over. A cached block becomes uncached.
   void drop_hash(int32_t block);
 
@@ -70,40 +95,64 @@ class BlockStore {
   // Makes every cached block uncached.
   void clear_cached();
 
-  int32_t first_cached() const { return first_cached_; }  // next to be evicted
+  // Hints: see Retention. set_hint is for held blocks. end_hint takes a hint from every block that still has it.
+  Retention &retention() { return retention_; }
+  const Retention &retention() const { return retention_; }
+  void set_hint(int32_t block, uint32_t hint);
+  void end_hint(uint32_t hint);
+
+  Eviction &eviction() { return eviction_; }
+  const Eviction &eviction() const { return eviction_; }
+  Namespaces &namespaces() { return namespaces_; }
+  const Namespaces &namespaces() const { return namespaces_; }
+  // Throws std::bad_alloc with nothing changed.
+  void set_quota(uint32_t namespace_index, int64_t quota);
+  // Evicts up to count cached blocks of a namespace that has a quota: the lowest retention level first, then least
+  // recently released.
+  void evict_owned(uint32_t namespace_index, int64_t count);
+  // Makes the cached blocks of a namespace uncached and the hashed ones that are held stale; how many were cached.
+  int64_t invalidate(uint32_t namespace_index);
+
   bool is_cached(int32_t block) const { return records_[block].holders == 0 && records_[block].is_registered; }
+  // Hits by the number of other uses in between: [i] from 2^i on. Any thread.
+  int64_t reuse_distance(int i) const { return reuse_distance_[i].load(std::memory_order_relaxed); }
   const Pool &pool() const { return *pool_; }
 
   // Audit of all but the holder counts, which the tables decide.
   Status validate() const;
 
  private:
-  struct Bucket {
-    uint32_t tag = 0;
-    int32_t block = kNoBlock;
-  };
-
-  void append_cached(int32_t block);
-  void remove_cached(int32_t block);
-  int32_t evict_first();
+  void leave_cached(int32_t block);
+  void uncount_cached(int32_t block);
+  void unhash(int32_t block);
+  void forget(int32_t block);
+  void evict(int32_t block);
+  void evict_victims(int64_t count, int32_t *out_blocks);
+  void append_owned(NamespaceRecord *owner, int32_t block);
+  void remove_owned(NamespaceRecord *owner, int32_t block);
+  Status validate_namespaces() const;
   void free_to_pool(const int32_t *blocks, int64_t count);
-
-  void insert_index(int32_t block);
-  void erase_index(int32_t block);
-  size_t home(const Hash128 &hash) const { return static_cast<size_t>(hash.low) & bucket_mask_; }
 
   std::shared_ptr<Pool> pool_;
   const int32_t block_size_;
-  std::vector<BlockRecord> records_;
-  std::unique_ptr<int64_t[], void (*)(void *)> tokens_;  // [num_blocks, block_size]
-  std::vector<int32_t> freed_;   // room for one release
-  std::vector<Bucket> buckets_;  // linear probing, at most half full; deletion shifts back
-  size_t bucket_mask_ = 0;
-  int32_t first_cached_ = kNoBlock, last_cached_ = kNoBlock;
+  LargeArray<BlockRecord> records_;
+  LargeArray<uint32_t> last_uses_;  // of each block: the clock when it was registered or hit last
+  LargeArray<int64_t> tokens_;      // [num_blocks, block_size]
+  LargeArray<int32_t> freed_;       // room for one release
+  PrefixIndex index_;               // of the registered blocks
+  Eviction eviction_;
+  Retention retention_;
+  Namespaces namespaces_;
+  struct OwnedLink {
+    int32_t previous = kNoBlock, next = kNoBlock;
+  };
+  std::vector<OwnedLink> owned_links_;  // [num_blocks] once there was a quota
   int64_t num_uncached_ = 0;
   int64_t num_cached_ = 0;
   int64_t evictions_ = 0;
   int64_t registrations_ = 0;
+  uint32_t clock_ = 0;  // uses of blocks: registrations and hits
+  std::array<std::atomic<int64_t>, kNumReuseDistances> reuse_distance_{};
 };
 
 }  // namespace pkv

@@ -26,6 +26,7 @@ Status Cache::create(Backend *backend, const CacheOptions &options, std::shared_
 Cache::Cache(Backend *backend, const CacheOptions &options, std::shared_ptr<Pool> pool)
     : backend_(backend),
       layout_(options.layout),
+      block_math_(options.layout.block_size()),
       prefix_caching_(options.prefix_caching),
       // The next query of a sequence always finds its last token: a block's hash needs its parent's.
       window_(options.window == 0 ? 0 : std::max<int64_t>(options.window, 2)),
@@ -34,7 +35,8 @@ Cache::Cache(Backend *backend, const CacheOptions &options, std::shared_ptr<Pool
       rope_(options.rope),
       pool_(pool),
       hasher_(options.hash_seed, options.layout.block_size()),
-      blocks_(std::move(pool), options.layout.block_size(), options.prefix_caching) {
+      blocks_(std::move(pool), options.layout.block_size(), options.prefix_caching, options.eviction),
+      low_water_(options.low_water) {
   if (options.partial_reuse && prefix_caching_) partial_index_ = std::make_unique<PartialIndex>(num_blocks());
   publish();
 }
@@ -93,14 +95,16 @@ Status Cache::set_kv_scales(int32_t layer, const float *k_scale, const float *v_
 
 Status Cache::evict(int64_t n, int64_t *out_evicted) {
   PKV_TRY(check_usable());
-  if (n < 0) return fail(PKV_INVALID_ARGUMENT, "n is %" PRId64 ", negative", n);
+  if (n < -1) return fail(PKV_INVALID_ARGUMENT, "n is %" PRId64 ", neither a count nor -1 (low_water)", n);
+  expire();
+  if (n == -1) n = std::min(low_water_, blocks_.num_available());
   if (n > num_blocks()) {
     return fail_shortage(PKV_NEVER_FITS, n, num_blocks(), 0, "%" PRId64 " uncached blocks of a pool of %" PRId64, n,
                          num_blocks());
   }
   if (n > blocks_.num_available()) {
     return fail_shortage(PKV_OUT_OF_BLOCKS, n, blocks_.num_available(), 0,
-                         "%" PRId64 " uncached blocks wanted, but sequences hold all but %" PRId64, n,
+                         "%" PRId64 " uncached blocks wanted, but sequences and pins hold all but %" PRId64, n,
                          blocks_.num_available());
   }
   const int64_t before = blocks_.evictions();
@@ -127,6 +131,7 @@ Status Cache::zero_uncached(pkv_stream stream, int64_t *out_count) {
 Status Cache::reset() {
   PKV_TRY(check_usable());
   if (num_open_ > 0) return fail(PKV_BUSY, "%" PRId64 " sequences are open", num_open_);
+  drop_pins();
   blocks_.clear_cached();
   ++serial_;
   publish();
@@ -139,10 +144,16 @@ Status Cache::find_victims(int64_t n, pkv_sequence *out, int64_t capacity, int64
   for (uint32_t index = 0; index < sequences_.size(); ++index) {
     if (sequences_[index]->is_open) order.push_back(index);
   }
-  std::sort(order.begin(), order.end(), [this](uint32_t a, uint32_t b) {
+  const pkv_eviction policy = blocks_.eviction().policy();
+  const auto rank = [policy](const Sequence &sequence) {
+    if (policy == PKV_EVICTION_FIFO) return sequence.opened_serial;
+    const bool is_recency = policy == PKV_EVICTION_LRU || policy == PKV_EVICTION_PRIORITY;
+    return is_recency ? sequence.stepped_serial : sequence.num_steps;
+  };
+  std::sort(order.begin(), order.end(), [this, rank](uint32_t a, uint32_t b) {
     const Sequence &first = *sequences_[a], &second = *sequences_[b];
     if (first.priority != second.priority) return first.priority < second.priority;
-    if (first.stepped_serial != second.stepped_serial) return first.stepped_serial < second.stepped_serial;
+    if (rank(first) != rank(second)) return rank(first) < rank(second);
     return first.opened_serial > second.opened_serial;
   });
   // A block is gained when the last of its holders is chosen.
@@ -187,6 +198,10 @@ void Cache::publish() {
   values[kPrepares] = prepares_;
   values[kRefusals] = refusals_;
   values[kIsFailed] = is_failed_;
+  values[kNumPins] = static_cast<int64_t>(pins_.size() - unused_pins_.size());
+  values[kPinnedBlocks] = num_pinned_blocks_;
+  blocks_.namespaces().publish();
+  values[kNumNamespaces] = blocks_.namespaces().num_live();
   board_.publish(values);
 }
 
@@ -209,6 +224,10 @@ void Cache::get_stats(pkv_cache_stats *out) const {
   out->copies = values[kCopies];
   out->prepares = values[kPrepares];
   out->refusals = values[kRefusals];
+  out->num_pins = values[kNumPins];
+  out->pinned_blocks = values[kPinnedBlocks];
+  out->num_namespaces = values[kNumNamespaces];
+  for (int i = 0; i < kNumReuseDistances; ++i) out->reuse_distance[i] = blocks_.reuse_distance(i);
   out->is_failed = static_cast<int32_t>(values[kIsFailed]);
   out->block_bytes = layout_.block_bytes();
   out->base = pool_->base();

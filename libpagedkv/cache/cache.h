@@ -5,7 +5,8 @@
 //
 // cache.cc: creation, counts, eviction, victims. sequences.cc: the life of a sequence. step.cc: appending.
 // sequence_batches.cc: many sequences in one call. acceptance.cc, shift.cc: rows moved inside a sequence. window.cc: cuts,
-// and what a sliding window gives back. partial_reuse.cc: hits inside a block. audit.cc: check and explain.
+// and what a sliding window gives back. partial_reuse.cc: hits inside a block. quotas.cc: what namespaces may have.
+// prefixes.cc: prefixes without a sequence, pins, retention. audit.cc: check and explain.
 #pragma once
 
 #include <memory>
@@ -13,8 +14,10 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "base/block_math.h"
 #include "base/shared_array.h"
 #include "cache/block_store.h"
+#include "cache/deadlines.h"
 #include "cache/layout.h"
 #include "cache/partial_index.h"
 #include "cache/sequence.h"
@@ -32,6 +35,8 @@ struct CacheOptions {
   int64_t sinks = 0;
   bool partial_reuse = false;
   RopeParams rope = {};  // by base; rotary_dim 0: the cache does not know how K is rotated
+  pkv_eviction eviction = PKV_EVICTION_LRU;
+  int64_t low_water = 0;
 };
 
 // One sequence's part of a step: what it was before, and what was done. Kept by the batch for discard().
@@ -41,6 +46,7 @@ struct StepItem {
   int64_t count;
   int64_t old_length;
   int64_t old_settled_length;
+  int64_t new_num_blocks;  // that the tokens need then
   int32_t old_num_blocks;
   int64_t old_step_start;
   bool had_appended;
@@ -50,9 +56,17 @@ struct StepItem {
   int32_t copied_from;
 };
 
+constexpr int64_t kSettledRun = 16;  // blocks hashed together: what registering them touches is loaded meanwhile
+
 struct HashedBlock {
   int32_t block;
   Hash128 hash;
+};
+
+// Cached blocks of its own that a namespace has to give up for a step, so that it stays within its quota.
+struct QuotaEviction {
+  uint32_t namespace_index;
+  int64_t num_blocks;
 };
 
 struct Step {
@@ -60,8 +74,10 @@ struct Step {
   std::vector<HashedBlock> hashed_blocks;  // blocks written by the step that it gave a hash
   std::vector<int32_t> new_blocks;
   std::vector<int32_t> copy_sources, copy_destinations;
+  std::vector<QuotaEviction> quota_evictions;
   int64_t num_tokens = 0;
   int64_t num_new_blocks = 0;
+  bool are_tokens_known = false;  // all of them
   uint64_t serial = 0;  // the cache's serial number when it was applied; 0: nothing to discard
   bool registers = true;
   pkv_stream stream = nullptr;
@@ -85,12 +101,26 @@ struct MoveItem {
   const int64_t *kept;  // [num_kept]
 };
 
+// A table entry that a call will give a block of its own.
+struct ReplacedBlock {
+  const Sequence *sequence;
+  int64_t sequence_index;  // in the call
+  int64_t block_index;
+};
+
 // What such a call needs on the heap, kept from call to call.
 struct MovePlan {
   std::vector<MoveItem> items;
   std::vector<MoveRun> runs;
   std::vector<int32_t> new_blocks, old_blocks;
   std::vector<int32_t> copy_sources, copy_destinations;
+  std::vector<ReplacedBlock> replaced;
+};
+
+struct Pin {
+  uint32_t generation = 1;
+  bool is_pinned = false;
+  std::vector<int32_t> blocks;
 };
 
 class Cache {
@@ -127,6 +157,18 @@ class Cache {
 
   Status get_info(pkv_sequence id, pkv_sequence_info *out) const;  // all but struct_size
   Status get_blocks(pkv_sequence id, pkv_array *out) const;
+  Status set_retention(pkv_sequence id, int64_t start, int64_t end, int32_t priority, int64_t ttl_ms);
+
+  // Prefixes. tokens are [num_tokens]; results are in tokens.
+  Status probe(const int64_t *tokens, int64_t num_tokens, const pkv_open_options &options, int64_t *out_num_cached) const;
+  Status touch(const int64_t *tokens, int64_t num_tokens, const pkv_open_options &options, int64_t *out_num_touched);
+  Status pin(const int64_t *tokens, int64_t num_tokens, const pkv_open_options &options, int64_t ttl_ms, pkv_pin *out,
+             int64_t *out_num_pinned);
+  Status unpin(pkv_pin id);
+
+  Status invalidate_namespace(uint64_t id, int64_t *out_count);
+  Status set_namespace_quota(uint64_t id, int64_t max_blocks);
+  Status get_namespace_stats(uint64_t id, pkv_namespace_stats *out) const;  // all but struct_size; any thread
 
   // Steps. plan_step fills step->items and counts from checked shapes, changing nothing that can be seen; apply_step
   // does it. tokens: [num_tokens] or null (unknown). Between the two nothing else may be called.
@@ -160,19 +202,71 @@ class Cache {
   Cache(Backend *backend, const CacheOptions &options, std::shared_ptr<Pool> pool);
 
   Status find(pkv_sequence id, Sequence **out) const;  // NOT_FOUND for a stale id
+  static Status check_prompt(const int64_t *tokens, int64_t num_tokens);
   Status check_usable() const;  // DEVICE_ERROR once the cache has failed
   Status find_all(const pkv_sequence *ids, int64_t num_sequences);  // into found_; each once
   Status make_records(int64_t count);  // closed ones, as many at least
   Sequence *closed_record(int64_t i, pkv_sequence *out_id) const;  // the i-th that will be opened
-  void ensure_table(Sequence *sequence, int64_t num_blocks);  // throws std::bad_alloc, else only capacity changes
-  Hash128 parent_hash(const Sequence &sequence, int64_t block_index) const;
+  Status take_sequence(Sequence **out, pkv_sequence *out_id);
+  // Room for so many blocks. Throws std::bad_alloc; else only the capacity changes.
+  void ensure_table(Sequence *sequence, int64_t num_blocks) {
+    if (sequence->table.size() < num_blocks) grow_table(sequence, num_blocks);
+  }
+  void grow_table(Sequence *sequence, int64_t num_blocks);
+  // What the tokens of a block extend, given the hash of the block before it (unused for the first one): the one place
+  // that decides by which namespaces a block is keyed.
+  Hash128 chain_hash(const Chain &chain, int64_t block_index, const Hash128 &previous) const {
+    return block_index > 0 && chain.regions.empty() ? previous : enter_scopes(chain, block_index, previous);
+  }
+  Hash128 enter_scopes(const Chain &chain, int64_t block_index, const Hash128 &previous) const;
+  Hash128 previous_hash(const Sequence &sequence, int64_t block_index) const;
+  // The namespace is no longer what it was when the chain began: what it keys is not found any more.
+  bool is_stale(const Scope &scope) const { return blocks_.namespaces()[scope.index].epoch != scope.epoch; }
+  // The chain of a sequence to be opened; namespaces that are not there are made, or in the const one left out: they get
+  // kNoNamespace. Throws std::bad_alloc.
+  Status make_chain(const pkv_open_options &options, Chain *out);
+  Status find_chain(const pkv_open_options &options, Chain *out) const;
+  // A sequence refers to the records of its chain from when it is opened, until it is closed. Its level is acquired first
+  // and released by leave_records.
+  void enter_records(const Sequence &sequence);
+  void leave_records(const Sequence &sequence);
+  // The cached blocks of tokens from block `first` to `end` along a chain, behind the hashed block `previous` (kNoBlock
+  // before the first), appended to out. Reads only.
+  void find_prefix(const Chain &chain, int32_t previous, const int64_t *tokens, int64_t first, int64_t end,
+                   std::vector<int32_t> *out) const;
+  // A block that was just taken counts for the namespace of its place in the sequence's table.
+  void own_block(const Sequence &sequence, int64_t block_index, int32_t block) {
+    blocks_.set_owner(block, sequence.chain.at(block_index).index);
+  }
+
+  // Quotas: whether namespaces may have the blocks that a call is going to take, and what they have to evict for it.
+  Status plan_quotas(Step *step);
+  Status plan_quota_growth(const Sequence &sequence, int64_t first, int64_t end, int64_t index,
+                           std::vector<QuotaEviction> *evictions);
+  void finish_quota_plan(std::vector<QuotaEviction> *evictions);
+  void evict_over_quota(const std::vector<QuotaEviction> &evictions);
+
+  // Ends pins and hints that are over; called before anything that may need blocks.
+  void expire() {
+    if (!deadlines_.is_empty()) expire_due();
+  }
+  void expire_due();
+  bool is_ended(const Deadline &deadline) const;
+  void drop_pin(uint32_t index);
+  void drop_pins();
+  Status check_pins(std::vector<int32_t> *holders) const;
+  Status check_references() const;
   void match_prefix(const Sequence &sequence, const int64_t *tokens, int64_t num_tokens, int64_t *out_num_blocks);
   void match_partial(const Sequence &sequence, const int64_t *tokens, int64_t num_tokens, OpenItem *item) const;
   void take_prefix(Sequence *sequence, const int32_t *blocks, const OpenItem &item);
   void drop_partial(Sequence *sequence);
   bool is_borrowed(const Sequence &sequence, int64_t block_index) const;
-  void plan_open(int64_t i, const int64_t *tokens, int64_t num_tokens, const pkv_open_options &options, OpenItem *item);
+  Status plan_open(int64_t i, const int64_t *tokens, int64_t num_tokens, const pkv_open_options &options,
+                   OpenItem *item);
+  void acquire_level(Sequence *sequence);
   void finish_open(const OpenItem &item, const int32_t *blocks, int64_t num_tokens);
+  Status plan_opens(const int64_t *tokens, const int64_t *counts, int64_t num_sequences,
+                    const pkv_open_options *options);
   Status check_fork(pkv_sequence id, int64_t *length, Sequence **out_parent) const;
   void finish_fork(const Sequence &parent, int64_t length, Sequence *child);
   void copy_history(const Sequence &parent, int64_t length, History *child) const;
@@ -191,11 +285,16 @@ class Cache {
   void replace_for_writing(Sequence *sequence, int64_t block_index, const int32_t **next_new);
   Status run_moves(int64_t rotation, pkv_stream stream);
   Status resolve_stream(int64_t num_sequences, pkv_stream *stream) const;
+  Status plan_replaced_quotas();
+  void settle_to(Sequence *sequence, int64_t position, int64_t first_new, std::vector<HashedBlock> *hashed_blocks);
+  void append_tokens(const StepItem &item, const int64_t *tokens, Step *step);
+  void write_tokens(Sequence *sequence, int64_t first, int64_t end, const int64_t *tokens, bool registers);
   void finish_call(Sequence *sequence);  // a change is done: serial numbers, statistics
   void publish();
 
   Backend *const backend_;
   const Layout layout_;
+  const BlockMath block_math_;
   const bool prefix_caching_;
   const int64_t window_;            // 0: none
   const int32_t first_releasable_;  // table entries below it hold sinks
@@ -217,8 +316,17 @@ class Cache {
   std::vector<OpenItem> open_items_;
   std::vector<int32_t> flat_blocks_;   // tables of a call for many
   std::vector<History> histories_;
+  std::vector<Chain> chains_;
   std::vector<int64_t> numbers_;
   MovePlan moves_;
+  std::vector<QuotaEviction> quota_evictions_;  // of calls that are no steps
+  const int64_t low_water_;
+
+  std::vector<Pin> pins_;  // by index; those that are not pinned are in unused_pins_
+  std::vector<uint32_t> unused_pins_;
+  std::vector<uint32_t> block_pins_;  // pins of each block, once there was one
+  int64_t num_pinned_blocks_ = 0;
+  Deadlines deadlines_;
   uint64_t plan_serial_ = 0;
 
   int64_t peak_held_ = 0;

@@ -3,6 +3,8 @@
 // kUnknownToken, or a draft token in disguise.
 #pragma once
 
+#include <vector>
+
 #include "base/hash.h"
 #include "base/shared_array.h"
 #include "pagedkv/pagedkv.h"
@@ -14,7 +16,28 @@ constexpr int64_t kUnknownToken = -1;
 // A known token that was appended without being registered; its own inverse on negative numbers.
 constexpr int64_t disguise_draft(int64_t token) { return -2 - token; }
 
-// What a fork takes over: everything about the tokens but the table itself.
+// What a token history is keyed with from a block on: a namespace, as it was when the history began.
+struct Scope {
+  int64_t first_block = 0;
+  uint64_t id = 0;
+  uint32_t index = 0;  // of its record
+  uint32_t epoch = 0;
+};
+
+struct Chain {
+  Scope first;
+  std::vector<Scope> regions;  // by first_block; those behind the sequence's end count from there on
+
+  const Scope &at(int64_t block_index) const {
+    const Scope *scope = &first;
+    for (const Scope &region : regions) {
+      if (region.first_block <= block_index) scope = &region;
+    }
+    return *scope;
+  }
+};
+
+// What a fork takes over besides the chain and the table.
 struct History {
   bool has_appended = false;
   // The last block is one that the prefix cache gave in part (partial_reuse): the first write into it makes a copy, even
@@ -25,7 +48,6 @@ struct History {
   // released_end is 0. released_hash: of the last block among them, the parent of the next.
   int32_t released_end = 0;
   Hash128 released_hash;
-  uint64_t namespace_id = 0;
   int64_t length = 0;
   int64_t settled_length = 0;
   int64_t num_cached_tokens = 0;
@@ -33,6 +55,7 @@ struct History {
   // Tokens from here on have K and V that depend on tokens which were shifted out: they are never registered.
   int64_t exact_length = kMaxLength;
   uint64_t stepped_serial = 0;
+  uint64_t num_steps = 0;  // that it was part of
   pkv_stream stream = nullptr;
 };
 
@@ -41,6 +64,8 @@ struct Sequence : History {
   bool is_open = false;
   int32_t priority = 0;
   uint64_t tag = 0;
+  Chain chain;
+  uint32_t level = 0;  // of retention, by its priority
 
   SharedArray<int32_t> table;  // [capacity]; the first num_blocks are in use
 

@@ -2,7 +2,7 @@
 // on the heap is taken, before the first sequence changes.
 #include <algorithm>
 #include <cinttypes>
-#include <cstring>
+#include <utility>
 
 #include "base/checked.h"
 #include "cache/cache.h"
@@ -37,19 +37,39 @@ Status Cache::find_all(const pkv_sequence *ids, int64_t num_sequences) {
   return PKV_OK;
 }
 
+// Plans all of them and acquires their levels; the blocks they hit go to flat_blocks_.
+Status Cache::plan_opens(const int64_t *tokens, const int64_t *counts, int64_t num_sequences,
+                         const pkv_open_options *options) {
+  const pkv_open_options defaults = {};
+  const int64_t *prompt = tokens;
+  for (int64_t i = 0; i < num_sequences; prompt += counts[i++]) {
+    const Status status =
+        plan_open(i, prompt, counts[i], options == nullptr ? defaults : options[i], &open_items_[i]);
+    if (status != PKV_OK) return name_item(status, i);
+    flat_blocks_.insert(flat_blocks_.end(), matched_.begin(), matched_.end());
+  }
+  int64_t num_acquired = 0;
+  try {
+    for (; num_acquired < num_sequences; ++num_acquired) acquire_level(open_items_[num_acquired].sequence);
+  } catch (...) {
+    while (num_acquired-- > 0) blocks_.eviction().release_level(open_items_[num_acquired].sequence->level);
+    throw;
+  }
+  return PKV_OK;
+}
+
 Status Cache::open_many(const int64_t *tokens, int64_t num_tokens, const int64_t *counts, int64_t num_sequences,
                         const pkv_open_options *options, pkv_sequence *out, int64_t *out_num_cached) {
   PKV_TRY(check_usable());
   PKV_TRY(check_counts("counts", counts, num_sequences, num_tokens));
   PKV_TRY(check_known_tokens(tokens, num_tokens));
   PKV_TRY(make_records(num_sequences));
-  const pkv_open_options defaults = {};
+  expire();
   open_items_.resize(static_cast<size_t>(num_sequences));
   flat_blocks_.clear();
-  const int64_t *prompt = tokens;
-  for (int64_t i = 0; i < num_sequences; prompt += counts[i++]) {
-    plan_open(i, prompt, counts[i], options == nullptr ? defaults : options[i], &open_items_[i]);
-    flat_blocks_.insert(flat_blocks_.end(), matched_.begin(), matched_.end());
+  if (const Status status = plan_opens(tokens, counts, num_sequences, options); status != PKV_OK) {
+    publish();  // gives back namespaces that are new
+    return status;
   }
   const int32_t *blocks = flat_blocks_.data();
   for (int64_t i = 0; i < num_sequences; ++i) {
@@ -81,6 +101,7 @@ Status Cache::fork_many(const pkv_sequence *ids, const int64_t *lengths, int64_t
     Sequence *child = closed_record(i, &id);
     child->num_blocks = 0;
     ensure_table(child, divide_up(numbers_[i], layout_.block_size()));
+    child->chain = found_[i]->chain;
   }
   for (int64_t i = 0; i < num_sequences; ++i) {
     Sequence *child = closed_record(0, &out[i]);
@@ -176,8 +197,11 @@ Status Cache::reorder(const pkv_sequence *ids, const int64_t *sources, int64_t n
   flat_blocks_.reserve(static_cast<size_t>(num_entries));
   histories_.clear();
   histories_.reserve(static_cast<size_t>(num_sequences));
+  if (static_cast<int64_t>(chains_.size()) < num_sequences) chains_.resize(static_cast<size_t>(num_sequences));
   for (int64_t i = 0; i < num_sequences; ++i) {
-    if (sources[i] != i) ensure_table(found_[i], divide_up(found_[sources[i]]->length, block_size));
+    if (sources[i] == i) continue;
+    ensure_table(found_[i], divide_up(found_[sources[i]]->length, block_size));
+    chains_[i] = found_[sources[i]]->chain;
   }
 
   for (int64_t i = 0; i < num_sequences; ++i) {
@@ -198,6 +222,10 @@ Status Cache::reorder(const pkv_sequence *ids, const int64_t *sources, int64_t n
   for (int64_t i = 0; i < num_sequences; ++i) {
     if (sources[i] == i) continue;
     Sequence *sequence = found_[i];
+    blocks_.eviction().retain_level(sequence->level);  // its own stays
+    leave_records(*sequence);
+    std::swap(sequence->chain, chains_[i]);
+    enter_records(*sequence);
     static_cast<History &>(*sequence) = histories_[i];
     std::copy_n(entries, sequence->num_blocks, sequence->table.data());
     entries += sequence->num_blocks;

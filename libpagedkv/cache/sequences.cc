@@ -39,8 +39,7 @@ Sequence *Cache::closed_record(int64_t i, pkv_sequence *out_id) const {
   return sequence;
 }
 
-void Cache::ensure_table(Sequence *sequence, int64_t num_blocks) {
-  if (sequence->table.size() >= num_blocks) return;
+void Cache::grow_table(Sequence *sequence, int64_t num_blocks) {
   int64_t capacity = std::max<int64_t>(16, 2 * sequence->table.size());
   if (window_ == 0) capacity = std::min(capacity, this->num_blocks());  // with a window tables pass the pool
   capacity = std::max(capacity, num_blocks);
@@ -56,26 +55,19 @@ void Cache::finish_call(Sequence *sequence) {
   publish();
 }
 
-Hash128 Cache::parent_hash(const Sequence &sequence, int64_t block_index) const {
-  if (block_index == 0) return hasher_.root(sequence.namespace_id);
+// Of the block before this one; unused for the first.
+Hash128 Cache::previous_hash(const Sequence &sequence, int64_t block_index) const {
   if (block_index == sequence.released_end) return sequence.released_hash;
-  return blocks_.record(sequence.table[block_index - 1]).hash;
+  return block_index == 0 ? Hash128() : blocks_.record(sequence.table[block_index - 1]).hash;
 }
 
 // Fills matched_ with the cached blocks that continue the full blocks of a sequence along tokens.
 void Cache::match_prefix(const Sequence &sequence, const int64_t *tokens, int64_t num_tokens, int64_t *out_num_blocks) {
   matched_.clear();
-  const int32_t block_size = layout_.block_size();
-  const int64_t first = sequence.length / block_size;
+  const int64_t first = sequence.length / layout_.block_size();
   if (prefix_caching_ && num_tokens > 0) {
-    Hash128 hash = parent_hash(sequence, first);
-    for (int64_t i = first; i < (num_tokens - 1) / block_size; ++i) {
-      const int64_t *block_tokens = tokens + i * block_size;
-      hash = hasher_.extend(hash, block_tokens);
-      const int32_t block = blocks_.find(hash, block_tokens);
-      if (block == kNoBlock) break;
-      matched_.push_back(block);
-    }
+    const int32_t previous = first == 0 ? kNoBlock : sequence.table[first - 1];
+    find_prefix(sequence.chain, previous, tokens, first, (num_tokens - 1) / layout_.block_size(), &matched_);
   }
   *out_num_blocks = static_cast<int64_t>(matched_.size());
 }
@@ -88,42 +80,55 @@ void Cache::take_prefix(Sequence *sequence, const int32_t *blocks, const OpenIte
   std::memmove(table + first + count, table + first,
                sizeof(int32_t) * static_cast<size_t>(sequence->num_blocks - first));
   for (int64_t i = 0; i < count; ++i) {
-    const int32_t block = i < item.num_hit ? blocks[i] : item.partial_block;
-    blocks_.hold(block);
+    const bool is_whole = i < item.num_hit;
+    const int32_t block = is_whole ? blocks[i] : item.partial_block;
+    blocks_.hit(block);
     table[first + i] = block;
+    if (is_whole && first + i > 0) blocks_.set_child(table[first + i - 1], block);
   }
+  const int64_t num_tokens = item.num_hit * layout_.block_size() + item.partial_tokens;
   sequence->num_blocks += static_cast<int32_t>(count);
-  sequence->length += item.num_hit * layout_.block_size() + item.partial_tokens;
+  sequence->length += num_tokens;
   sequence->borrows_last = item.partial_block != kNoBlock;
   sequence->settled_length = sequence->num_cached_tokens = sequence->step_start = sequence->length;
-  hit_tokens_ += item.num_hit * layout_.block_size() + item.partial_tokens;
+  hit_tokens_ += num_tokens;
+  blocks_.namespaces().change(sequence->chain.first.index).hit_tokens += num_tokens;
   partial_hit_tokens_ += item.partial_tokens;
   ++sequence->table_version;
 }
 
 // Fills in the i-th closed record and looks for its prefix, which is left in matched_. The record is still closed: nobody
-// sees it if the rest of the call fails.
-void Cache::plan_open(int64_t i, const int64_t *tokens, int64_t num_tokens, const pkv_open_options &options,
-                      OpenItem *item) {
+// sees it if the rest of the call fails; then publish() gives back namespaces that are new.
+Status Cache::plan_open(int64_t i, const int64_t *tokens, int64_t num_tokens, const pkv_open_options &options,
+                        OpenItem *item) {
   Sequence *sequence = closed_record(i, &item->id);
   static_cast<History &>(*sequence) = History();
-  sequence->namespace_id = options.namespace_id;
+  PKV_TRY(make_chain(options, &sequence->chain));
   sequence->priority = options.priority;
   sequence->tag = options.tag;
   item->sequence = sequence;
   match_prefix(*sequence, tokens, num_tokens, &item->num_hit);
   match_partial(*sequence, tokens, num_tokens, item);
   ensure_table(sequence, item->num_hit + 1);
+  return PKV_OK;
+}
+
+// Throws std::bad_alloc. finish_open must follow.
+void Cache::acquire_level(Sequence *sequence) {
+  sequence->level = blocks_.eviction().acquire_level(blocks_.retention().follows_priority() ? sequence->priority : 0);
 }
 
 // Opens the record on top of the closed ones. blocks: [item.num_hit]
 void Cache::finish_open(const OpenItem &item, const int32_t *blocks, int64_t num_tokens) {
+  Sequence *sequence = item.sequence;
   closed_.pop_back();
   ++num_open_;
-  item.sequence->is_open = true;
-  take_prefix(item.sequence, blocks, item);
+  sequence->is_open = true;
+  enter_records(*sequence);
+  take_prefix(sequence, blocks, item);
   queried_tokens_ += num_tokens;
-  item.sequence->change_serial = item.sequence->opened_serial = item.sequence->stepped_serial = ++serial_;
+  blocks_.namespaces().change(sequence->chain.first.index).queried_tokens += num_tokens;
+  sequence->change_serial = sequence->opened_serial = sequence->stepped_serial = ++serial_;
 }
 
 Status Cache::open(const int64_t *tokens, int64_t num_tokens, const pkv_open_options &options, pkv_sequence *out,
@@ -132,8 +137,10 @@ Status Cache::open(const int64_t *tokens, int64_t num_tokens, const pkv_open_opt
   PKV_TRY(check_prompt_length(num_tokens));
   PKV_TRY(check_known_tokens(tokens, num_tokens));
   PKV_TRY(make_records(1));
+  expire();
   OpenItem item = {};
-  plan_open(0, tokens, num_tokens, options, &item);
+  PKV_TRY(plan_open(0, tokens, num_tokens, options, &item));
+  acquire_level(item.sequence);
   finish_open(item, matched_.data(), num_tokens);
   publish();
   *out = item.id;
@@ -208,7 +215,7 @@ void Cache::copy_history(const Sequence &parent, int64_t length, History *child)
   if (length % block_size == 0 || length / block_size != parent.length / block_size) child->borrows_last = false;
 }
 
-// Opens the record on top of the closed ones as a fork; its table has room.
+// Opens the record on top of the closed ones as a fork; its table has room, and it has the parent's chain.
 void Cache::finish_fork(const Sequence &parent, int64_t length, Sequence *child) {
   closed_.pop_back();
   ++num_open_;
@@ -216,6 +223,9 @@ void Cache::finish_fork(const Sequence &parent, int64_t length, Sequence *child)
   child->is_open = true;
   child->priority = parent.priority;
   child->tag = parent.tag;
+  child->level = parent.level;
+  blocks_.eviction().retain_level(child->level);
+  enter_records(*child);
   for (int32_t i = 0; i < child->num_blocks; ++i) {
     child->table[i] = parent.table[i];
     if (child->table[i] != kNoBlock) blocks_.hold(child->table[i]);
@@ -233,6 +243,7 @@ Status Cache::fork(pkv_sequence id, int64_t length, pkv_sequence *out) {
   Sequence *child = closed_record(0, &child_id);
   child->num_blocks = 0;
   ensure_table(child, divide_up(length, layout_.block_size()));
+  child->chain = parent->chain;
   finish_fork(*parent, length, child);
   publish();
   *out = child_id;
@@ -259,6 +270,7 @@ Status Cache::reserve(pkv_sequence id, int64_t num_tokens) {
   const bool copies = num_tokens > 0 && sequence->length % block_size != 0 &&
                       (blocks_.record(sequence->table[last]).holders > 1 || is_borrowed(*sequence, last));
   const int64_t needed = divide_up(length, block_size) + copies - sequence->num_blocks;
+  expire();
   if (needed > blocks_.num_available()) {
     ++refusals_;
     publish();
@@ -267,7 +279,16 @@ Status Cache::reserve(pkv_sequence id, int64_t num_tokens) {
   }
   if (needed > 0) {
     ensure_table(sequence, sequence->num_blocks + needed);
-    blocks_.take(needed, sequence->table.data() + sequence->num_blocks);
+    const int64_t first = sequence->num_blocks;
+    if (blocks_.namespaces().has_quotas()) {
+      quota_evictions_.clear();
+      const Status status = plan_quota_growth(*sequence, first, first + needed, 0, &quota_evictions_);
+      finish_quota_plan(&quota_evictions_);
+      PKV_TRY(status);
+      evict_over_quota(quota_evictions_);
+    }
+    blocks_.take(needed, sequence->table.data() + first, kNoNamespace);
+    for (int64_t i = first; i < first + needed; ++i) own_block(*sequence, i, sequence->table[i]);
     sequence->num_blocks += static_cast<int32_t>(needed);
   }
   finish_call(sequence);
@@ -317,7 +338,6 @@ Status Cache::commit(pkv_sequence id, const int64_t *tokens, int64_t count) {
 void Cache::settle(Sequence *sequence, int64_t first_new, std::vector<HashedBlock> *hashed_blocks) {
   const int32_t block_size = layout_.block_size();
   int64_t position = sequence->settled_length;
-  const int64_t first_full = position / block_size;
   while (position < sequence->length) {
     const int64_t *row = blocks_.tokens(sequence->table[position / block_size]);
     const int64_t start = position - position % block_size;
@@ -325,19 +345,45 @@ void Cache::settle(Sequence *sequence, int64_t first_new, std::vector<HashedBloc
     while (position < end && row[position - start] >= 0) ++position;
     if (position < end) break;
   }
+  settle_to(sequence, position, first_new, hashed_blocks);
+}
+
+// The same where the tokens below `position` are known to be settled.
+void Cache::settle_to(Sequence *sequence, int64_t position, int64_t first_new,
+                      std::vector<HashedBlock> *hashed_blocks) {
+  const int32_t block_size = layout_.block_size();
+  const int64_t first = block_math_.index_of(sequence->settled_length);
+  const int64_t end = block_math_.index_of(std::min(position, sequence->exact_length));
   sequence->settled_length = position;
-  if (!prefix_caching_) return;
-  for (int64_t i = first_full; i < std::min(position, sequence->exact_length) / block_size; ++i) {
-    const int32_t block = sequence->table[i];
-    // A fork that shares the block may have settled it already; its hash is the same.
-    if (blocks_.record(block).is_hashed) continue;
-    const Hash128 parent = parent_hash(*sequence, i);
-    const Hash128 hash = hasher_.extend(parent, blocks_.tokens(block));
-    blocks_.set_hash(block, hash);
-    if (partial_index_ != nullptr && blocks_.record(block).is_registered) {
-      partial_index_->insert(parent, blocks_.tokens(block)[0], block);
+  if (!prefix_caching_ || first >= end) return;
+  const int32_t *table = sequence->table.data();
+  const Chain &chain = sequence->chain;
+  Hash128 parents[kSettledRun], hashes[kSettledRun];  // of a run of blocks
+  Hash128 hash = previous_hash(*sequence, first);
+  for (int64_t i = first; i < end;) {
+    const int64_t run = std::min(end - i, kSettledRun);
+    for (int64_t j = 0; j < run; ++j) {
+      const int32_t block = table[i + j];
+      const BlockRecord &record = blocks_.record(block);
+      // A fork that shares the block may have settled it already; its hash is the same.
+      parents[j] = hash = chain_hash(chain, i + j, hash);
+      hashes[j] = hash = record.is_hashed ? record.hash : hasher_.extend(hash, blocks_.tokens(block));
+      blocks_.prefetch_hash(hash);
     }
-    if (hashed_blocks != nullptr && (i + 1) * block_size > first_new) hashed_blocks->push_back({block, hash});
+    for (int64_t j = 0; j < run; ++j, ++i) {
+      const int32_t block = table[i];
+      if (blocks_.record(block).is_hashed) continue;
+      blocks_.set_hash(block, parents[j], hashes[j], is_stale(chain.at(i)));
+      if (i > 0 && table[i - 1] != kNoBlock) blocks_.set_child(table[i - 1], block);
+      if (partial_index_ != nullptr && blocks_.record(block).is_registered) {
+        partial_index_->insert(parents[j], blocks_.tokens(block)[0], block);
+      }
+      if (hashed_blocks != nullptr && (i + 1) * block_size > first_new) {
+        HashedBlock &hashed = hashed_blocks->emplace_back();  // filled in place: a copy would wait for its parts
+        hashed.block = block;
+        hashed.hash = hashes[j];
+      }
+    }
   }
 }
 
@@ -357,6 +403,7 @@ Status Cache::truncate(pkv_sequence id, int64_t length) {
 void Cache::finish_close(Sequence *sequence, uint32_t index) {
   // Work on the host is done when its call returns, so a block may be reused at once; on a device the stream orders it.
   cut_table(sequence, 0);
+  leave_records(*sequence);
   sequence->is_open = false;
   if (++sequence->generation == 0) sequence->generation = 1;
   // A view keeps the table that it shows; the next sequence in this record gets another.
@@ -381,7 +428,7 @@ Status Cache::get_info(pkv_sequence id, pkv_sequence_info *out) const {
   out->settled_length = sequence->settled_length;
   out->num_cached_tokens = sequence->num_cached_tokens;
   out->num_blocks = sequence->num_blocks;
-  out->namespace_id = sequence->namespace_id;
+  out->namespace_id = sequence->chain.first.id;
   out->priority = sequence->priority;
   out->tag = sequence->tag;
   return PKV_OK;

@@ -44,8 +44,12 @@ Status Cache::shift(pkv_sequence id, int64_t start, int64_t count, pkv_stream st
     const BlockRecord &record = blocks_.record(sequence->table[index]);
     return record.holders > 1 || record.is_hashed;
   };
-  int64_t needed = 0;
-  for (int64_t i = first; i < end; ++i) needed += is_kept_from_writing(i);
+  expire();
+  moves_.replaced.clear();
+  for (int64_t i = first; i < end; ++i) {
+    if (is_kept_from_writing(i)) moves_.replaced.push_back({sequence, 0, i});
+  }
+  const int64_t needed = static_cast<int64_t>(moves_.replaced.size());
   if (needed > blocks_.num_available()) {
     ++refusals_;
     publish();
@@ -65,7 +69,10 @@ Status Cache::shift(pkv_sequence id, int64_t start, int64_t count, pkv_stream st
   flat_blocks_.reserve(static_cast<size_t>(sequence->num_blocks));
   if (static_cast<int64_t>(moves_.new_blocks.size()) < needed) moves_.new_blocks.resize(static_cast<size_t>(needed));
 
-  blocks_.take(needed, moves_.new_blocks.data());
+  PKV_TRY(plan_replaced_quotas());
+
+  evict_over_quota(quota_evictions_);
+  blocks_.take(needed, moves_.new_blocks.data(), kNoNamespace);
   int32_t *table = sequence->table.data();
   flat_blocks_.assign(table, table + sequence->num_blocks);
   const int32_t *next_new = moves_.new_blocks.data();
@@ -73,6 +80,7 @@ Status Cache::shift(pkv_sequence id, int64_t start, int64_t count, pkv_stream st
     if (!is_kept_from_writing(i)) continue;
     moves_.old_blocks.push_back(table[i]);
     table[i] = *next_new++;
+    own_block(*sequence, i, table[i]);
     if (i > first || start % block_size == 0) continue;
     // Rows before start stay.
     std::memcpy(blocks_.tokens(table[i]), blocks_.tokens(flat_blocks_[i]),
@@ -91,7 +99,7 @@ Status Cache::shift(pkv_sequence id, int64_t start, int64_t count, pkv_stream st
     position += run;
   }
   PKV_TRY(run_moves(-count, stream));
-  blocks_.release(moves_.old_blocks.data(), static_cast<int64_t>(moves_.old_blocks.size()));
+  blocks_.release(moves_.old_blocks.data(), static_cast<int64_t>(moves_.old_blocks.size()), sequence->level);
 
   const auto move_bound = [&](int64_t bound) { return bound <= start ? bound : std::max(start, bound - count); };
   sequence->settled_length = move_bound(sequence->settled_length);

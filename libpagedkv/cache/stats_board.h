@@ -26,6 +26,9 @@ enum StatsField {
   kPrepares,
   kRefusals,
   kIsFailed,
+  kNumPins,
+  kPinnedBlocks,
+  kNumNamespaces,
   kNumStatsFields
 };
 

@@ -4,12 +4,15 @@
 #include <cstring>
 
 #include "base/checked.h"
+#include "base/tokens.h"
 #include "cache/cache.h"
 
 namespace pkv {
 namespace {
 
-Status check_step_tokens(const int64_t *tokens, int64_t num_tokens) {
+Status check_step_tokens(const int64_t *tokens, int64_t num_tokens, bool *out_are_known) {
+  *out_are_known = combine_signs(tokens, num_tokens) >= 0;
+  if (*out_are_known) return PKV_OK;
   int64_t smallest = 0;
   for (int64_t i = 0; i < num_tokens; ++i) smallest = std::min(smallest, tokens[i]);
   if (smallest >= kUnknownToken) return PKV_OK;
@@ -30,6 +33,7 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
   step->serial = 0;
   step->items.resize(static_cast<size_t>(num_sequences));
   step->num_tokens = 0;
+  step->are_tokens_known = false;
   for (int64_t i = 0; i < num_sequences; ++i) {
     Sequence *sequence = nullptr;
     if (find(ids[i], &sequence) != PKV_OK) {
@@ -50,6 +54,7 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
                       counts[i],
                       sequence->length,
                       sequence->settled_length,
+                      0,
                       sequence->num_blocks,
                       sequence->step_start,
                       sequence->has_appended,
@@ -64,9 +69,12 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
                   step->num_tokens);
     }
     // More than the pool has slots are refused below, unread.
-    if (num_tokens <= num_blocks() * block_size) PKV_TRY(check_step_tokens(tokens, num_tokens));
+    if (num_tokens <= num_blocks() * block_size) {
+      PKV_TRY(check_step_tokens(tokens, num_tokens, &step->are_tokens_known));
+    }
   }
 
+  expire();
   // What it takes. scratch counts the holders that a block loses to copies planned before.
   int64_t needed = 0, first_short = -1, num_hashes = 0;
   const int64_t available = blocks_.num_available();
@@ -76,8 +84,9 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
     StepItem &item = step->items[planned];
     Sequence *sequence = item.sequence;
     int64_t new_length = 0;
-    if (!checked_add(item.old_length, item.count, &new_length) ||
-        divide_up(new_length, block_size) - num_released(*sequence) > num_blocks()) {
+    const bool overflows = !checked_add(item.old_length, item.count, &new_length);
+    item.new_num_blocks = overflows ? 0 : block_math_.count_blocks(new_length);
+    if (overflows || item.new_num_blocks - num_released(*sequence) > num_blocks()) {
       status = fail_shortage(
           PKV_NEVER_FITS, divide_up(new_length == 0 ? item.count : new_length, block_size), num_blocks(), planned,
           "sequences[%" PRId64 "]: %" PRId64 " tokens and %" PRId64 " more do not fit into %" PRId64 " blocks of %d",
@@ -89,12 +98,12 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
                     planned, new_length, kMaxLength);
       break;
     }
-    int64_t fresh = divide_up(new_length, block_size) - item.old_num_blocks;
-    if (item.count > 0 && item.old_length % block_size != 0) {
-      const int32_t block = sequence->table[item.old_length / block_size];
+    int64_t fresh = item.new_num_blocks - item.old_num_blocks;
+    if (item.count > 0 && block_math_.offset_of(item.old_length) != 0) {
+      const int32_t block = sequence->table[block_math_.index_of(item.old_length)];
       BlockRecord &record = blocks_.record(block);
       if (record.holders - static_cast<int32_t>(record.scratch) > 1 ||
-          is_borrowed(*sequence, item.old_length / block_size)) {
+          is_borrowed(*sequence, block_math_.index_of(item.old_length))) {
         ++record.scratch;
         item.copies = true;
         item.copied_from = block;
@@ -103,7 +112,7 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
       }
     }
     needed += std::max<int64_t>(fresh, 0);
-    num_hashes += new_length / block_size - item.old_settled_length / block_size;
+    num_hashes += block_math_.index_of(new_length) - block_math_.index_of(item.old_settled_length);
     if (needed > available && first_short < 0) first_short = planned;
   }
   for (const StepItem &item : step->items) {
@@ -126,36 +135,40 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
   if (static_cast<int64_t>(step->new_blocks.size()) < needed) step->new_blocks.resize(static_cast<size_t>(needed));
   step->copy_sources.clear();
   step->copy_destinations.clear();
+  step->quota_evictions.clear();
   step->hashed_blocks.clear();
   step->copy_sources.reserve(step->items.size());
   step->copy_destinations.reserve(step->items.size());
   step->hashed_blocks.reserve(static_cast<size_t>(num_hashes));
   for (const StepItem &item : step->items) {
-    ensure_table(item.sequence, divide_up(item.old_length + item.count, block_size));
+    ensure_table(item.sequence, item.new_num_blocks);
   }
+  if (blocks_.namespaces().has_quotas()) PKV_TRY(plan_quotas(step));
   return PKV_OK;
 }
 
 Status Cache::apply_step(const int64_t *tokens, Step *step) {
-  const int32_t block_size = layout_.block_size();
-  blocks_.take(step->num_new_blocks, step->new_blocks.data());
+  evict_over_quota(step->quota_evictions);
+  blocks_.take(step->num_new_blocks, step->new_blocks.data(), kNoNamespace);
   const int32_t *next_new = step->new_blocks.data();
   ++serial_;
   for (StepItem &item : step->items) {
     Sequence *sequence = item.sequence;
     int32_t *table = sequence->table.data();
     const int64_t new_length = item.old_length + item.count;
-    if (item.count > 0 && item.old_length % block_size != 0) {
-      int32_t *entry = table + item.old_length / block_size;
+    const int64_t offset = block_math_.offset_of(item.old_length);
+    if (item.count > 0 && offset != 0) {
+      int32_t *entry = table + block_math_.index_of(item.old_length);
       if (item.copies) {
         const int32_t target = item.copies_into_reserved ? table[--sequence->num_blocks] : *next_new++;
         std::memcpy(blocks_.tokens(target), blocks_.tokens(*entry),
-                    sizeof(int64_t) * static_cast<size_t>(item.old_length % block_size));
+                    sizeof(int64_t) * static_cast<size_t>(offset));
         if (blocks_.record(*entry).holders > 1) {
-          blocks_.release_shared(*entry);
+          blocks_.release_shared(*entry, sequence->level);
         } else {
-          blocks_.release(entry, 1);  // borrowed
+          blocks_.release(entry, 1, sequence->level);  // borrowed
         }
+        own_block(*sequence, entry - table, target);
         step->copy_sources.push_back(*entry);
         step->copy_destinations.push_back(target);
         *entry = target;
@@ -164,17 +177,10 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
         blocks_.drop_hash(*entry);  // cut through the middle before: its content changes now
       }
     }
-    const int32_t num_needed = static_cast<int32_t>(divide_up(new_length, block_size));
-    while (sequence->num_blocks < num_needed) table[sequence->num_blocks++] = *next_new++;
-
-    for (int64_t position = item.old_length; position < new_length;) {
-      int64_t *row = blocks_.tokens(table[position / block_size]) + position % block_size;
-      const int64_t run = std::min<int64_t>(block_size - position % block_size, new_length - position);
-      for (int64_t i = 0; i < run; ++i) {
-        const int64_t token = tokens == nullptr ? kUnknownToken : *tokens++;
-        row[i] = step->registers || token < 0 ? token : disguise_draft(token);
-      }
-      position += run;
+    const int32_t num_needed = static_cast<int32_t>(item.new_num_blocks);
+    for (; sequence->num_blocks < num_needed; ++sequence->num_blocks) {
+      own_block(*sequence, sequence->num_blocks, *next_new);
+      table[sequence->num_blocks] = *next_new++;
     }
     sequence->length = new_length;
     sequence->stream = step->stream;
@@ -184,6 +190,7 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
       sequence->step_start = item.old_length;
     }
     sequence->change_serial = sequence->stepped_serial = serial_;
+    ++sequence->num_steps;
   }
   appended_tokens_ += step->num_tokens;
   copies_ += static_cast<int64_t>(step->copy_sources.size());
@@ -197,14 +204,65 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
                                      true};
     if (const Status status = backend_->copy_blocks(params, step->stream); status != PKV_OK) return mark_failed(status);
   }
-  // Blocks that were full before are no part of what discard takes back: K and V of their tokens are there.
-  for (StepItem &item : step->items) {
-    settle(item.sequence, item.old_length, &step->hashed_blocks);
+  for (const StepItem &item : step->items) {
+    append_tokens(item, tokens, step);
     if (item.count > 0) trim_window(item.sequence);
+    if (tokens != nullptr) tokens += item.count;
   }
   step->serial = serial_;
   publish();
   return PKV_OK;
+}
+
+// The new tokens of an item into its rows, and what they complete settled. tokens: [item.count] or null.
+void Cache::append_tokens(const StepItem &item, const int64_t *tokens, Step *step) {
+  const int32_t block_size = layout_.block_size();
+  Sequence *sequence = item.sequence;
+  const int64_t end = sequence->length;
+  // Blocks that were full before are no part of what discard takes back: K and V of their tokens are there.
+  const int64_t first_new = item.old_length;
+  if (item.count == 1 && tokens != nullptr && *tokens >= 0 && step->registers &&
+      item.old_settled_length == item.old_length && block_math_.offset_of(end) != 0) {  // a decode step, most often
+    blocks_.tokens(sequence->table[item.new_num_blocks - 1])[block_math_.offset_of(item.old_length)] = *tokens;
+    sequence->settled_length = end;
+    return;
+  }
+  if (!step->are_tokens_known || !step->registers || item.old_settled_length < item.old_length) {
+    write_tokens(sequence, item.old_length, end, tokens, step->registers);
+    settle(sequence, first_new, &step->hashed_blocks);
+    return;
+  }
+  // Run by run, so that rows are hashed while they are in the nearest cache.
+  for (int64_t position = item.old_length; position < end;) {
+    const int64_t next = std::min(end, (block_math_.index_of(position) + kSettledRun) * block_size);
+    write_tokens(sequence, position, next, tokens, true);
+    settle_to(sequence, next, first_new, &step->hashed_blocks);
+    tokens += next - position;
+    position = next;
+  }
+}
+
+// tokens: [end - first] or null.
+void Cache::write_tokens(Sequence *sequence, int64_t first, int64_t end, const int64_t *tokens, bool registers) {
+  const int32_t block_size = layout_.block_size();
+  const int32_t *table = sequence->table.data();
+  const int64_t last_block = sequence->num_blocks - 1;
+  int64_t index = block_math_.index_of(first), offset = block_math_.offset_of(first);
+  for (int64_t position = first; position < end; ++index, offset = 0) {
+    blocks_.prefetch_block(table[std::min(index + 8, last_block)]);
+    int64_t *row = blocks_.tokens(table[index]) + offset;
+    const int64_t run = std::min<int64_t>(block_size - offset, end - position);
+    if (tokens == nullptr) {
+      std::fill(row, row + run, kUnknownToken);
+    } else if (registers) {
+      copy_tokens(tokens, run, row);
+    } else {
+      std::transform(tokens, tokens + run, row,
+                     [](int64_t token) { return token < 0 ? token : disguise_draft(token); });
+    }
+    if (tokens != nullptr) tokens += run;
+    position += run;
+  }
 }
 
 Status Cache::append(pkv_sequence id, const int64_t *tokens, int64_t count, pkv_stream stream) {
@@ -279,8 +337,8 @@ Status Cache::discard_step(Step *step) {
     }
     return true;
   };
+  const auto is_owned = [this](int32_t block) { return blocks_.record(block).holders > 0 || blocks_.is_cached(block); };
   for (StepItem &item : step->items) {
-    const auto is_owned = [this](int32_t block) { return blocks_.record(block).holders > 0 || blocks_.is_cached(block); };
     if (item.copies) item.copies = is_latest && is_owned(item.copied_from) && is_source_intact(item);
   }
   for (auto item = step->items.rbegin(); item != step->items.rend(); ++item) {
@@ -289,7 +347,7 @@ Status Cache::discard_step(Step *step) {
     int32_t *table = sequence->table.data();
     int32_t kept = item->old_num_blocks;
     if (item->copies_into_reserved) --kept;  // that block became the copy
-    if (kept < sequence->num_blocks) blocks_.release(table + kept, sequence->num_blocks - kept);
+    if (kept < sequence->num_blocks) blocks_.release(table + kept, sequence->num_blocks - kept, sequence->level);
     sequence->num_blocks = std::min(sequence->num_blocks, kept);
     if (item->copies) {
       int32_t *entry = table + item->old_length / block_size;
@@ -299,7 +357,7 @@ Status Cache::discard_step(Step *step) {
       if (item->copies_into_reserved) {
         table[sequence->num_blocks++] = copy;
       } else {
-        blocks_.release(&copy, 1);
+        blocks_.release(&copy, 1, sequence->level);
       }
     }
     sequence->length = item->old_length;

@@ -4,14 +4,13 @@
 #include <cinttypes>
 
 #include "base/status.h"
+#include "base/tokens.h"
 #include "cache/sequence.h"
 
 namespace pkv {
 
 inline Status check_known_tokens(const int64_t *tokens, int64_t num_tokens) {
-  int64_t signs = 0;
-  for (int64_t i = 0; i < num_tokens; ++i) signs |= tokens[i];
-  if (signs >= 0) return PKV_OK;
+  if (combine_signs(tokens, num_tokens) >= 0) return PKV_OK;
   int64_t i = 0;
   while (tokens[i] >= 0) ++i;
   return fail(PKV_INVALID_ARGUMENT, "tokens[%" PRId64 "] is %" PRId64 ", negative", i, tokens[i]);

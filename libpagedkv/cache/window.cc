@@ -29,9 +29,9 @@ void Cache::cut_table(Sequence *sequence, int32_t kept) {
   if (kept >= sequence->num_blocks) return;
   const int32_t *table = sequence->table.data();
   const int32_t first = std::max(kept, sequence->released_end);
-  blocks_.release(table + first, sequence->num_blocks - first);
+  blocks_.release(table + first, sequence->num_blocks - first, sequence->level);
   if (kept < sequence->released_end) {
-    if (kept < first_releasable_) blocks_.release(table + kept, first_releasable_ - kept);
+    if (kept < first_releasable_) blocks_.release(table + kept, first_releasable_ - kept, sequence->level);
     sequence->released_end = 0;
   }
   sequence->num_blocks = kept;
@@ -53,11 +53,11 @@ void Cache::trim_window(Sequence *sequence) {
   if (window_ == 0) return;
   const int64_t lowest_seen = std::min(sequence->step_start, sequence->settled_length) - window_ + 1;
   const int32_t first = std::max(first_releasable_, sequence->released_end);
-  const int32_t end = lowest_seen <= 0 ? 0 : static_cast<int32_t>(lowest_seen / layout_.block_size());
+  const int32_t end = lowest_seen <= 0 ? 0 : static_cast<int32_t>(block_math_.index_of(lowest_seen));
   if (end <= first) return;
   int32_t *table = sequence->table.data();
   sequence->released_hash = blocks_.record(table[end - 1]).hash;
-  blocks_.release(table + first, end - first);
+  blocks_.release(table + first, end - first, sequence->level);
   std::fill(table + first, table + end, kNoBlock);
   sequence->released_end = end;
   released_blocks_ += end - first;

@@ -1,5 +1,5 @@
-// The block store against a model of sets and lists, with indexes so small and hashes so poor that runs of the index
-// wrap around and every deletion moves entries.
+// The block store against a model of sets and lists, with indexes so small and hashes so poor that lines of the index
+// overflow, into the first one too.
 #include "cache/block_store.h"
 
 #include <doctest/doctest.h>
@@ -25,11 +25,11 @@ std::shared_ptr<Pool> make_pool(int64_t num_blocks) {
   return pool;
 }
 
-// Contents 0 to 11: some share a bucket, some the tag too, and 10 and 11 the whole hash.
+// Contents 0 to 11: all share a line, some the tag too, and 10 and 11 the whole hash.
 constexpr int kNumContents = 12;
 Hash128 hash_of(int content) {
-  if (content >= 10) return {1, 5};
-  return {static_cast<uint64_t>(content % 3), static_cast<uint64_t>(content % 5)};
+  if (content >= 10) return {1, uint64_t{5} << 48};
+  return {static_cast<uint64_t>(content % 3), static_cast<uint64_t>(content % 5) << 48};
 }
 
 struct BlockModel {
@@ -40,7 +40,7 @@ struct BlockModel {
 class StoreModel {
  public:
   explicit StoreModel(int64_t num_blocks)
-      : store_(make_pool(num_blocks), 1, true), blocks_(static_cast<size_t>(num_blocks)) {}
+      : store_(make_pool(num_blocks), 1, true, PKV_EVICTION_LRU), owner_(store_.namespaces().find_or_create(0)), blocks_(static_cast<size_t>(num_blocks)) {}
 
   void run(uint32_t seed, int num_calls) {
     std::mt19937 generator(seed);
@@ -79,7 +79,7 @@ class StoreModel {
   void take(int32_t count) {
     std::vector<int32_t> taken(static_cast<size_t>(count));
     const int64_t num_uncached = store_.num_uncached();
-    store_.take(count, taken.data());
+    store_.take(count, taken.data(), owner_);
     for (int32_t i = 0; i < count; ++i) {
       BlockModel &block = blocks_[taken[i]];
       REQUIRE(block.holders == 0);
@@ -121,7 +121,7 @@ class StoreModel {
     for (int32_t block = 0; block < num_blocks() && static_cast<int32_t>(released.size()) < most; ++block) {
       if (blocks_[block].holders > 0) released.push_back(block);
     }
-    store_.release(released.data(), static_cast<int64_t>(released.size()));
+    store_.release(released.data(), static_cast<int64_t>(released.size()), 0);
     for (auto block = released.rbegin(); block != released.rend(); ++block) {
       if (--blocks_[*block].holders > 0) continue;
       const int content = blocks_[*block].content;
@@ -136,7 +136,7 @@ class StoreModel {
 
   void set_hash(int32_t block, int content) {
     *store_.tokens(block) = content;
-    store_.set_hash(block, hash_of(content));
+    store_.set_hash(block, Hash128(), hash_of(content), false);
     blocks_[block].content = content;
     registered_.emplace(content, block);
   }
@@ -171,11 +171,9 @@ class StoreModel {
     }
     REQUIRE(store_.num_held() == num_held);
     REQUIRE(store_.num_cached() == static_cast<int64_t>(cached_.size()));
-    int32_t next = store_.first_cached();
-    for (int32_t block : cached_) {
-      REQUIRE(next == block);
-      next = store_.record(block).next;
-    }
+    std::deque<int32_t> order;
+    store_.eviction().for_each([&](int32_t block) { order.push_back(block); });
+    REQUIRE(order == cached_);
     for (int content = 0; content < kNumContents; ++content) {
       const int64_t token = content;
       const auto found = registered_.find(content);
@@ -185,6 +183,7 @@ class StoreModel {
   }
 
   BlockStore store_;
+  const uint32_t owner_;  // the namespace of all blocks
   std::vector<BlockModel> blocks_;
   std::map<int, int32_t> registered_;  // by content
   std::deque<int32_t> cached_;         // next to be evicted first
@@ -203,13 +202,13 @@ TEST_CASE("BlockStore agrees with a model under random calls") {
 }
 
 TEST_CASE("BlockStore: the duplicates of a block take over one after the other") {
-  BlockStore store(make_pool(4), 1, true);
+  BlockStore store(make_pool(4), 1, true, PKV_EVICTION_LRU);
   int32_t blocks[4];
-  store.take(4, blocks);
+  store.take(4, blocks, store.namespaces().find_or_create(0));
   const Hash128 hash = {3, 3};
   for (int32_t block : blocks) {
     *store.tokens(block) = 77;
-    store.set_hash(block, hash);
+    store.set_hash(block, Hash128(), hash, false);
   }
   CHECK(store.registrations() == 1);
   std::set<int32_t> seen;
@@ -225,17 +224,17 @@ TEST_CASE("BlockStore: the duplicates of a block take over one after the other")
 }
 
 TEST_CASE("BlockStore releases last to first, so children are evicted before their parents") {
-  BlockStore store(make_pool(3), 1, true);
+  BlockStore store(make_pool(3), 1, true, PKV_EVICTION_LRU);
   int32_t blocks[3];
-  store.take(3, blocks);
+  store.take(3, blocks, store.namespaces().find_or_create(0));
   for (int i = 0; i < 3; ++i) {
     *store.tokens(blocks[i]) = i;
-    store.set_hash(blocks[i], {static_cast<uint64_t>(i), 0});
+    store.set_hash(blocks[i], Hash128(), {static_cast<uint64_t>(i), 0}, false);
   }
-  store.release(blocks, 3);
+  store.release(blocks, 3, 0);
   CHECK(store.num_cached() == 3);
   int32_t taken[3];
-  store.take(3, taken);
+  store.take(3, taken, store.namespaces().find(0));
   for (int i = 0; i < 3; ++i) CHECK(taken[i] == blocks[2 - i]);
   CHECK(store.evictions() == 3);
 }

@@ -27,21 +27,23 @@ int64_t count_equal(std::vector<Hash128> hashes) {
 TEST_CASE("BlockHasher: the seed decides the hash") {
   const int64_t tokens[16] = {5, 4, 3};
   const BlockHasher first(42, 16), again(42, 16), other(43, 16), random(0, 16), random_again(0, 16);
-  CHECK(first.root(7) == again.root(7));
-  CHECK(first.extend(first.root(7), tokens) == again.extend(again.root(7), tokens));
-  CHECK(first.root(7) != other.root(7));
-  CHECK(first.extend(first.root(7), tokens) != other.extend(other.root(7), tokens));
-  CHECK(random.root(7) != random_again.root(7));
+  CHECK(first.root(7, 0) == again.root(7, 0));
+  CHECK(first.extend(first.root(7, 0), tokens) == again.extend(again.root(7, 0), tokens));
+  CHECK(first.root(7, 0) != other.root(7, 0));
+  CHECK(first.extend(first.root(7, 0), tokens) != other.extend(other.root(7, 0), tokens));
+  CHECK(random.root(7, 0) != random_again.root(7, 0));
 }
 
 TEST_CASE("BlockHasher: every token, its place, the parent and the namespace count") {
-  for (int32_t block_size : {1, 2, 3, 5, 16, 17, 255}) {
+  for (int32_t block_size : {1, 2, 3, 5, 8, 16, 17, 27, 255}) {
+   for (bool may_use_aes : {false, true}) {
     CAPTURE(block_size);
-    const BlockHasher hasher(1, block_size);
+    CAPTURE(may_use_aes);
+    const BlockHasher hasher(1, block_size, may_use_aes);
     std::vector<int64_t> tokens(static_cast<size_t>(block_size), 0);
     std::vector<Hash128> hashes;
     for (uint64_t namespace_id : {uint64_t{0}, uint64_t{1}, uint64_t{1} << 32, UINT64_MAX}) {
-      const Hash128 root = hasher.root(namespace_id);
+      const Hash128 root = hasher.root(namespace_id, 0);
       hashes.push_back(root);
       hashes.push_back(hasher.extend(root, tokens.data()));
       hashes.push_back(hasher.extend(hashes.back(), tokens.data()));
@@ -54,20 +56,23 @@ TEST_CASE("BlockHasher: every token, its place, the parent and the namespace cou
       }
     }
     CHECK(count_equal(hashes) == 0);
+   }
   }
 }
 
 TEST_CASE("BlockHasher: many blocks, no two hashes equal, all bits in use") {
   for (int32_t block_size : {1, 3, 4}) {
+   for (bool may_use_aes : {false, true}) {
     CAPTURE(block_size);
-    const BlockHasher hasher(9, block_size);
+    CAPTURE(may_use_aes);
+    const BlockHasher hasher(9, block_size, may_use_aes);
     std::vector<Hash128> hashes;
     std::vector<int64_t> tokens(static_cast<size_t>(block_size), 0);
-    Hash128 parent = hasher.root(0);
+    Hash128 parent = hasher.root(0, 0);
     for (int64_t i = 0; i < 60000; ++i) {  // counting tokens behind one parent, and a chain of equal blocks
       tokens[0] = i % 300;
       tokens.back() += i % 300 == 0;
-      if (block_size > 1 || i < 300) hashes.push_back(hasher.extend(hasher.root(0), tokens.data()));
+      if (block_size > 1 || i < 300) hashes.push_back(hasher.extend(hasher.root(0, 0), tokens.data()));
       const std::vector<int64_t> zeros(static_cast<size_t>(block_size), 0);
       parent = hasher.extend(parent, zeros.data());
       hashes.push_back(parent);
@@ -88,5 +93,6 @@ TEST_CASE("BlockHasher: many blocks, no two hashes equal, all bits in use") {
     for (const Hash128 &hash : hashes) ++buckets[hash.low % 1024];
     const double mean = static_cast<double>(hashes.size()) / 1024;
     CHECK(*std::max_element(buckets.begin(), buckets.end()) < 2 * mean + 20);
+   }
   }
 }

@@ -1,0 +1,88 @@
+#include "api/abi.h"
+
+using namespace pkv;
+
+namespace {
+
+Status check_cache(const pkv_cache *cache) { return check_pointer("cache", cache); }
+
+// What the calls about a prefix have in common.
+Status read_prefix(const pkv_cache *cache, const int64_t *tokens, int64_t num_tokens, const pkv_open_options *options,
+                   pkv_open_options *out) {
+  PKV_TRY(check_cache(cache));
+  PKV_TRY(check_array("tokens", tokens, num_tokens));
+  *out = {};
+  return options == nullptr ? PKV_OK : read_struct("options", options, out);
+}
+
+}  // namespace
+
+pkv_status pkv_prefix_probe(const pkv_cache *cache, const int64_t *tokens, int64_t num_tokens,
+                            const pkv_open_options *options, int64_t *out_num_cached) {
+  return guarded([&]() -> Status {
+    pkv_open_options given;
+    PKV_TRY(read_prefix(cache, tokens, num_tokens, options, &given));
+    PKV_TRY(check_pointer("out_num_cached", out_num_cached));
+    return cache->cache->probe(tokens, num_tokens, given, out_num_cached);
+  });
+}
+
+pkv_status pkv_prefix_touch(pkv_cache *cache, const int64_t *tokens, int64_t num_tokens,
+                            const pkv_open_options *options, int64_t *out_num_touched) {
+  return guarded([&]() -> Status {
+    pkv_open_options given;
+    PKV_TRY(read_prefix(cache, tokens, num_tokens, options, &given));
+    int64_t num_touched = 0;
+    PKV_TRY(cache->cache->touch(tokens, num_tokens, given, &num_touched));
+    if (out_num_touched != nullptr) *out_num_touched = num_touched;
+    return PKV_OK;
+  });
+}
+
+pkv_status pkv_prefix_pin(pkv_cache *cache, const int64_t *tokens, int64_t num_tokens, const pkv_open_options *options,
+                          int64_t ttl_ms, pkv_pin *out, int64_t *out_num_pinned) {
+  return guarded([&]() -> Status {
+    pkv_open_options given;
+    PKV_TRY(read_prefix(cache, tokens, num_tokens, options, &given));
+    PKV_TRY(check_pointer("out", out));
+    int64_t num_pinned = 0;
+    PKV_TRY(cache->cache->pin(tokens, num_tokens, given, ttl_ms, out, &num_pinned));
+    if (out_num_pinned != nullptr) *out_num_pinned = num_pinned;
+    return PKV_OK;
+  });
+}
+
+pkv_status pkv_prefix_unpin(pkv_cache *cache, pkv_pin pin) {
+  return guarded([&]() -> Status {
+    PKV_TRY(check_cache(cache));
+    return cache->cache->unpin(pin);
+  });
+}
+
+pkv_status pkv_namespace_invalidate(pkv_cache *cache, uint64_t namespace_id, int64_t *out_count) {
+  return guarded([&]() -> Status {
+    PKV_TRY(check_cache(cache));
+    int64_t count = 0;
+    PKV_TRY(cache->cache->invalidate_namespace(namespace_id, &count));
+    if (out_count != nullptr) *out_count = count;
+    return PKV_OK;
+  });
+}
+
+pkv_status pkv_namespace_set_quota(pkv_cache *cache, uint64_t namespace_id, int64_t max_blocks) {
+  return guarded([&]() -> Status {
+    PKV_TRY(check_cache(cache));
+    return cache->cache->set_namespace_quota(namespace_id, max_blocks);
+  });
+}
+
+pkv_status pkv_namespace_get_stats(const pkv_cache *cache, uint64_t namespace_id, pkv_namespace_stats *out) {
+  return guarded([&]() -> Status {
+    PKV_TRY(check_cache(cache));
+    PKV_TRY(check_struct("out", out));
+    pkv_namespace_stats stats = {};
+    PKV_TRY(cache->cache->get_namespace_stats(namespace_id, &stats));
+    write_struct(stats, out);
+    return PKV_OK;
+  });
+}

@@ -1,0 +1,132 @@
+// Which cached block goes first: levels of retention, and within a level the queues of a policy. All of it is data in the
+// block records: lists that are linked by index, so that no operation takes heap memory and each is O(1) amortised (beside
+// a binary search among the levels when one gets its first block or loses its last).
+//
+// policy      queues, in the order in which they are emptied
+// lru         one, appended when released. priority: the same, levels by the priority of the holders
+// lfu         64, by the number of hits; each least recently released first
+// fifo        due, then fifo. A block keeps its place while it is held; if its turn comes then it is unlinked and is due
+//             as soon as it is released
+// slru        probation, then protected: blocks hit since they were registered, at most 80 % of the pool; beyond that the
+//             oldest of them starts again at the young end of probation
+// s3fifo      small, while it has a tenth of the pool or more, else main; both keep places as fifo does, but a block that
+//             is held when its turn comes goes to the young end of its queue when it is released. From small, blocks hit
+//             more than once move to main; others go, and are remembered as ghosts: when they come back they go to main.
+//             From main, a block with hits left goes round again for one of them (of at most 3).
+//
+// Invariant: a cached block is queued; under fifo and s3fifo a held one may be, under the others not. Not thread-safe.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "base/status.h"
+#include "cache/block_record.h"
+#include "cache/ghost_table.h"
+
+namespace pkv {
+
+class Eviction {
+ public:
+  // records: [num_blocks], where they stay. Throws std::bad_alloc.
+  Eviction(pkv_eviction policy, BlockRecord *records, int64_t num_blocks);
+
+  pkv_eviction policy() const { return policy_; }
+
+  // The level of a priority, until it is released as often as it was acquired or retained. Level 0 is that of priority 0
+  // and always there. Throws std::bad_alloc with nothing changed.
+  uint32_t acquire_level(int32_t priority);
+  void retain_level(uint32_t level) { ++levels_[level].references; }
+  void release_level(uint32_t level);
+  int32_t level_priority(uint32_t level) const { return levels_[level].priority; }
+
+  // Nobody holds a registered block any more; somebody does again. Its level stays the same in between.
+  void cache(int32_t block, uint32_t level) {
+    if (records_[block].queue == kUnqueued) append(block, level, choose_queue(block));
+    if (num_protected_ > max_protected_) limit_protected(level);
+  }
+  void hold(int32_t block, uint32_t level) {
+    if (!keeps_places_) unlink(block, level);
+  }
+  // A block was found again.
+  void count_hit(int32_t block) {
+    if (max_frequency_ > 0) count_use(block);
+  }
+  // Unlinks a block that changes its level.
+  void leave(int32_t block, uint32_t level) {
+    if (records_[block].queue != kUnqueued) unlink(block, level);
+  }
+  // A block loses its hash: what is known of its uses goes too.
+  void forget(int32_t block, uint32_t level) {
+    leave(block, level);
+    records_[block].frequency = 0;
+  }
+  // Of at least one cached block, the one to evict now. It is still queued.
+  int32_t choose_victim();
+  // Probably the next victims, up to count of them; how many. Their records are being loaded.
+  int64_t foresee_victims(int64_t count, int32_t *out) const;
+  // No block is cached; ghosts go too.
+  void reset() { ghosts_.clear(); }
+
+  // Every queued block, roughly in the order of eviction; exactly for lru, lfu, priority, slru and what fifo has cached.
+  template <class Visit>
+  void for_each(Visit visit) const {
+    for (uint32_t level : order_) {
+      for (int queue = 0; queue < num_queues_; ++queue) {
+        for (int32_t block = queue_of(level, queue).first; block != kNoBlock; block = records_[block].next) visit(block);
+      }
+    }
+  }
+  bool has_several_levels() const { return order_.size() > 1; }
+  const char *queue_name(int32_t block) const;
+  int32_t num_hits(int32_t block) const;  // that the policy remembers
+
+  // Audit of lists and counts. level_of gives the level of a block.
+  Status validate(const std::function<uint32_t(int32_t)> &level_of, int64_t num_cached) const;
+
+ private:
+  struct Queue {
+    int32_t first = kNoBlock, last = kNoBlock;
+  };
+  struct Level {
+    int32_t priority = 0;
+    int32_t references = 0;
+    uint64_t filled = 0;  // a bit for each queue that is not empty
+    int64_t num_small = 0;
+  };
+
+  Queue &queue_of(uint32_t level, int queue) { return queues_[level * static_cast<size_t>(num_queues_) + queue]; }
+  const Queue &queue_of(uint32_t level, int queue) const {
+    return queues_[level * static_cast<size_t>(num_queues_) + queue];
+  }
+  size_t find_priority(const std::vector<uint32_t> &sorted, int32_t priority) const;
+
+  uint8_t choose_queue(int32_t block);
+  uint8_t choose_s3_queue(BlockRecord *record);
+  void count_use(int32_t block);
+  void append(int32_t block, uint32_t level, uint8_t queue);
+  void unlink(int32_t block, uint32_t level);
+  void limit_protected(uint32_t level);
+  void enter_order(uint32_t level);
+  void leave_order(uint32_t level);
+  int32_t choose_in(uint32_t level);
+  int32_t choose_s3_in(uint32_t level);
+
+  const pkv_eviction policy_;
+  const bool keeps_places_;
+  const int num_queues_;
+  const uint8_t max_frequency_;
+  const int64_t max_protected_;
+  const int64_t min_small_;
+  BlockRecord *const records_;
+  const int64_t num_blocks_;
+  std::vector<Level> levels_;
+  std::vector<Queue> queues_;  // [levels, num_queues_]
+  std::vector<uint32_t> order_;        // levels with a queued block, by priority
+  std::vector<uint32_t> by_priority_;  // levels in use
+  std::vector<uint32_t> unused_levels_;
+  int64_t num_protected_ = 0;
+  GhostTable ghosts_;
+};
+
+}  // namespace pkv

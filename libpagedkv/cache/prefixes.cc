@@ -1,0 +1,97 @@
+// Prefixes without a sequence, and namespaces as a whole.
+#include <algorithm>
+#include <cinttypes>
+
+#include "cache/cache.h"
+
+namespace pkv {
+
+Status Cache::check_prompt(const int64_t *tokens, int64_t num_tokens) {
+  if (num_tokens < 0 || num_tokens > kMaxLength) {
+    return fail(PKV_INVALID_ARGUMENT, "num_tokens is %" PRId64 ", not in 0 to %" PRId64, num_tokens, kMaxLength);
+  }
+  int64_t signs = 0;
+  for (int64_t i = 0; i < num_tokens; ++i) signs |= tokens[i];
+  if (signs >= 0) return PKV_OK;
+  int64_t i = 0;
+  while (tokens[i] >= 0) ++i;
+  return fail(PKV_INVALID_ARGUMENT, "tokens[%" PRId64 "] is %" PRId64 ", negative", i, tokens[i]);
+}
+
+Status Cache::probe(const int64_t *tokens, int64_t num_tokens, const pkv_open_options &options,
+                    int64_t *out_num_cached) const {
+  PKV_TRY(check_prompt(tokens, num_tokens));
+  Chain chain;
+  PKV_TRY(find_chain(options, &chain));
+  std::vector<int32_t> found;
+  if (prefix_caching_ && num_tokens > 0) {
+    find_prefix(chain, kNoBlock, tokens, 0, (num_tokens - 1) / layout_.block_size(), &found);
+  }
+  *out_num_cached = static_cast<int64_t>(found.size()) * layout_.block_size();
+  return PKV_OK;
+}
+
+Status Cache::touch(const int64_t *tokens, int64_t num_tokens, const pkv_open_options &options,
+                    int64_t *out_num_touched) {
+  PKV_TRY(check_usable());
+  PKV_TRY(check_prompt(tokens, num_tokens));
+  Chain chain;
+  PKV_TRY(find_chain(options, &chain));
+  matched_.clear();
+  if (prefix_caching_) find_prefix(chain, kNoBlock, tokens, 0, num_tokens / layout_.block_size(), &matched_);
+  for (int32_t block : matched_) blocks_.hit(block);
+  blocks_.release(matched_.data(), static_cast<int64_t>(matched_.size()), kNoLevel);
+  *out_num_touched = static_cast<int64_t>(matched_.size()) * layout_.block_size();
+  ++serial_;
+  publish();
+  return PKV_OK;
+}
+
+Status Cache::invalidate_namespace(uint64_t id, int64_t *out_count) {
+  PKV_TRY(check_usable());
+  *out_count = 0;
+  Namespaces &namespaces = blocks_.namespaces();
+  const uint32_t index = namespaces.find(id);
+  if (index == kNoNamespace) return PKV_OK;
+  for (uint32_t i = 0; i < pins_.size(); ++i) {
+    const std::vector<int32_t> &pinned = pins_[i].blocks;
+    const auto is_of_namespace = [&](int32_t block) { return blocks_.record(block).namespace_index == index; };
+    if (std::any_of(pinned.begin(), pinned.end(), is_of_namespace)) drop_pin(i);
+  }
+  ++namespaces.change(index).epoch;
+  *out_count = blocks_.invalidate(index);
+  ++serial_;
+  publish();
+  return PKV_OK;
+}
+
+Status Cache::set_namespace_quota(uint64_t id, int64_t max_blocks) {
+  PKV_TRY(check_usable());
+  if (max_blocks < 0) return fail(PKV_INVALID_ARGUMENT, "max_blocks is %" PRId64 ", negative", max_blocks);
+  Namespaces &namespaces = blocks_.namespaces();
+  const uint32_t index = max_blocks == 0 ? namespaces.find(id) : namespaces.find_or_create(id);
+  if (index == kNoNamespace) return PKV_OK;
+  blocks_.set_quota(index, max_blocks);
+  const NamespaceRecord &record = namespaces[index];
+  if (max_blocks > 0) blocks_.evict_owned(index, record.held + record.cached - max_blocks);
+  ++serial_;
+  publish();
+  return PKV_OK;
+}
+
+Status Cache::get_namespace_stats(uint64_t id, pkv_namespace_stats *out) const {
+  NamespaceBoard::Values values;
+  if (!blocks_.namespaces().read_stats(id, &values)) {
+    return fail(PKV_NOT_FOUND, "namespace %" PRIu64 " has neither sequences nor blocks nor a quota", id);
+  }
+  out->held_blocks = values[kNamespaceHeld];
+  out->cached_blocks = values[kNamespaceCached];
+  out->quota = values[kNamespaceQuota];
+  out->num_sequences = values[kNamespaceSequences];
+  out->queried_tokens = values[kNamespaceQueriedTokens];
+  out->hit_tokens = values[kNamespaceHitTokens];
+  out->evictions = values[kNamespaceEvictions];
+  return PKV_OK;
+}
+
+}  // namespace pkv
