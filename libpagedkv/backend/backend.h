@@ -62,7 +62,7 @@ class Backend {
   virtual Status build_csr(const BuildCsrParams &params, pkv_stream stream) = 0;
   // INVALID_ARGUMENT if the stream is capturing a graph: what prepare does must not be recorded.
   virtual Status check_not_capturing(pkv_stream stream) = 0;
-  // Device memory that a batch keeps for attend; 0 where none is needed.
+  // Device memory that a batch keeps for attend, filled with zeros at first; 0 where none is needed.
   virtual uint64_t attend_workspace_bytes(int32_t head_dim) = 0;
 
   virtual Status copy_blocks(const CopyBlocksParams &params, pkv_stream stream) = 0;

@@ -258,6 +258,8 @@ class Cache {
   Status check_references() const;
   void match_prefix(const Sequence &sequence, const int64_t *tokens, int64_t num_tokens, int64_t *out_num_blocks);
   void match_partial(const Sequence &sequence, const int64_t *tokens, int64_t num_tokens, OpenItem *item) const;
+  int64_t find_partial(const Chain &chain, const Hash128 &previous, int64_t index, const int64_t *tokens,
+                       int64_t num_tokens, int32_t *out_block) const;
   void take_prefix(Sequence *sequence, const int32_t *blocks, const OpenItem &item);
   void drop_partial(Sequence *sequence);
   bool is_borrowed(const Sequence &sequence, int64_t block_index) const;

@@ -70,7 +70,9 @@ Status DeviceTables::create(Backend *backend, int64_t max_sequences, int64_t max
   PKV_TRY(tables->slot_mapping_.allocate(backend, tokens * sizeof(int64_t)));
   PKV_TRY(tables->positions_.allocate(backend, tokens * sizeof(int64_t)));
   PKV_TRY(tables->block_pointers_.allocate(backend, static_cast<uint64_t>(num_blocks) * sizeof(int64_t)));
-  PKV_TRY(tables->workspace_.allocate(backend, backend->attend_workspace_bytes(head_dim)));
+  const uint64_t workspace_bytes = backend->attend_workspace_bytes(head_dim);
+  PKV_TRY(tables->workspace_.allocate(backend, workspace_bytes));
+  PKV_TRY(backend->fill(tables->workspace_.as<void>(), 0, workspace_bytes));
   const uint64_t staging_bytes =
       StagingWriter::bytes(max_sequences, sizeof(int32_t)) + StagingWriter::bytes(max_sequences + 1, sizeof(int32_t)) +
       2 * StagingWriter::bytes(max_tokens, sizeof(int64_t)) + StagingWriter::bytes(max_changes, sizeof(int64_t)) +

@@ -15,7 +15,7 @@ class GhostTable {
   explicit GhostTable(int64_t capacity) : capacity_(static_cast<uint32_t>(capacity)) {
     if (capacity == 0) return;
     size_t num_sets = 8;
-    while (num_sets * kWays < 2 * static_cast<size_t>(capacity)) num_sets *= 2;
+    while (num_sets * kWays < 4 * static_cast<size_t>(capacity)) num_sets *= 2;
     entries_.resize(num_sets * kWays);
     set_mask_ = num_sets - 1;
   }

@@ -27,6 +27,7 @@ from pagedkv._pool import Pool, cuda_info, device_info
 from pagedkv._layout import Layout
 from pagedkv._cache import Cache
 from pagedkv._sequence import Sequence
+from pagedkv._pin import Pin
 from pagedkv._batch import Batch
 from pagedkv._attention import Rope, isa, merge_states, num_threads, set_isa, set_num_threads
 
@@ -45,6 +46,7 @@ __all__ = [
     "OutOfBlocksError",
     "OutOfMemoryError",
     "PagedKVError",
+    "Pin",
     "Pool",
     "Rope",
     "Sequence",

@@ -19,6 +19,7 @@ cdef int64_t as_int64(object value, str name) except? -1
 cdef int32_t as_int32(object value, str name) except? -1
 cdef uint64_t as_uint64(object value, str name) except? 0xFFFFFFFFFFFFFFFF
 cdef double as_double(object value, str name) except? -1.0
+cdef int64_t as_milliseconds(object value, str name) except -1  # of seconds; None is 0
 cdef int64_t as_positive(object value, str name) except -1
 cdef bytes as_text(object value, str name)
 cdef int as_dtype(object value) except -1

@@ -76,6 +76,17 @@ cdef int64_t as_positive(object value, str name) except -1:
     return result
 
 
+cdef int64_t as_milliseconds(object value, str name) except -1:
+    # A time in seconds, None for no end (0).
+    cdef double seconds
+    if value is None:
+        return 0
+    seconds = as_double(value, name)
+    if not seconds > 0:
+        raise InvalidArgumentError(f"{name} must be more than 0 seconds, or None, got {seconds}")
+    return <int64_t> min(max(seconds * 1000, 1), 9e18)
+
+
 cdef double as_double(object value, str name) except? -1.0:
     if isinstance(value, (str, bytes, bytearray)) or (isinstance(value, numpy.ndarray) and value.ndim != 0):
         raise InvalidArgumentError(f"{name} must be a number, got {describe(value)}")

@@ -1,3 +1,4 @@
+from collections.abc import Iterable
 from collections.abc import Sequence as Collection
 from types import TracebackType
 from typing import Any, Literal, TypeVar
@@ -8,6 +9,7 @@ from pagedkv._arrays import Buffer, Integers, Stream
 from pagedkv._attention import Rope
 from pagedkv._batch import Batch
 from pagedkv._layout import Layout
+from pagedkv._pin import Pin
 from pagedkv._sequence import Sequence
 from pagedkv._tensors import ArrayLike
 
@@ -26,12 +28,20 @@ class Cache:
         eviction: Eviction = "lru",
         buffer: Buffer | None = None,
         hash_seed: int = 0,
+        low_water: int = 0,
         window: int | None = None,
         sinks: int = 0,
         partial_reuse: bool = False,
         rope: Rope | None = None,
     ) -> None: ...
-    def open(self, tokens: Integers, namespace: int = 0, priority: int = 0, tag: int = 0) -> Sequence: ...
+    def open(
+        self,
+        tokens: Integers,
+        namespace: int = 0,
+        priority: int = 0,
+        tag: int = 0,
+        salts: Iterable[tuple[int, int]] | None = None,
+    ) -> Sequence: ...
     def open_many(
         self,
         prompts: Collection[Integers],
@@ -54,7 +64,19 @@ class Cache:
         kept: Collection[Integers],
         stream: Stream = None,
     ) -> None: ...
-    def evict(self, n: int) -> int: ...
+    def probe(self, tokens: Integers, namespace: int = 0, salts: Iterable[tuple[int, int]] | None = None) -> int: ...
+    def touch(self, tokens: Integers, namespace: int = 0, salts: Iterable[tuple[int, int]] | None = None) -> int: ...
+    def pin(
+        self,
+        tokens: Integers,
+        namespace: int = 0,
+        salts: Iterable[tuple[int, int]] | None = None,
+        ttl: float | None = None,
+    ) -> Pin: ...
+    def invalidate(self, namespace: int) -> int: ...
+    def set_quota(self, namespace: int, max_blocks: int) -> None: ...
+    def namespace_stats(self, namespace: int) -> dict[str, int]: ...
+    def evict(self, n: int | None = None) -> int: ...
     def zero_uncached(self, stream: Stream = 0) -> int: ...
     def victims(self, n: int) -> list[Sequence]: ...
     def reset(self) -> None: ...

@@ -8,28 +8,30 @@ from libc.stdlib cimport free, realloc
 from libc.string cimport memset
 
 import json
-import math
-import re
 import weakref
 
 import numpy
 
 from pagedkv._arrays cimport (
-    AdoptedMemory, IntView, as_double, as_int32, as_int64, as_positive, as_stream, as_text, as_uint64, describe, release_ints,
-    view_ints)
+    AdoptedMemory, as_double, as_int32, as_int64, as_milliseconds, as_positive, as_stream, as_text, as_uint64, describe)
 from pagedkv._attention cimport Rope, attend, move_rows, write_kv
 from pagedkv._batch cimport Batch
 from pagedkv._dlpack cimport DL_UINT, find_device, make_capsule, make_lease
 from pagedkv._errors import BusyError, InvalidArgumentError
 from pagedkv._errors cimport check
+from pagedkv._sequences import accept, close_many, commit_many, fork_many, open_many, reorder, truncate_many
+from pagedkv._memory cimport set_memory
+from pagedkv._pin cimport make_pin
 from pagedkv._pool cimport export_blocks
-from pagedkv._sequences cimport accept, close_many, commit_many, fork_many, open_many, reorder, truncate_many
+from pagedkv._prompt cimport Prompt, read_prompt, release_prompt
 from pagedkv.abi cimport (
     PKV_EVICTION_FIFO, PKV_EVICTION_LFU, PKV_EVICTION_LRU, PKV_EVICTION_PRIORITY, PKV_EVICTION_S3FIFO,
     PKV_EVICTION_SLRU, PKV_OFF, PKV_ON, PKV_STREAM_OF_SEQUENCE, pkv_cache_block_ptr, pkv_cache_check, pkv_cache_create,
     pkv_cache_destroy, pkv_cache_evict, pkv_cache_explain, pkv_cache_get_stats, pkv_cache_options, pkv_cache_reset,
-    pkv_cache_set_kv_scales, pkv_cache_victims, pkv_cache_zero_uncached, pkv_eviction, pkv_layout, pkv_open_options,
-    pkv_rope, pkv_sequence_close, pkv_sequence_open, pkv_status, pkv_stream)
+    pkv_cache_set_kv_scales, pkv_cache_victims, pkv_cache_zero_uncached, pkv_eviction, pkv_layout,
+    pkv_namespace_get_stats, pkv_namespace_invalidate, pkv_namespace_set_quota, pkv_namespace_stats, pkv_pin,
+    pkv_prefix_pin, pkv_prefix_probe, pkv_prefix_touch, pkv_rope, pkv_sequence_close, pkv_sequence_open,
+    pkv_status, pkv_stream)
 
 cdef dict EVICTIONS = {
     "lru": <int> PKV_EVICTION_LRU,
@@ -39,46 +41,18 @@ cdef dict EVICTIONS = {
     "slru": <int> PKV_EVICTION_SLRU,
     "s3fifo": <int> PKV_EVICTION_S3FIFO,
 }
-cdef dict UNITS = {"": 1, "k": 1000, "m": 1000 ** 2, "g": 1000 ** 3, "t": 1000 ** 4, "ki": 1 << 10, "mi": 1 << 20,
-                   "gi": 1 << 30, "ti": 1 << 40}
-cdef object MEMORY_TEXT = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:e\+?[0-9]+)?)\s*([kmgt]i?)?b?\s*", re.IGNORECASE)
-
-
-cdef int set_memory(pkv_cache_options *options, object memory) except -1:
-    # "20GiB", bytes as an int, or a share of the free memory as a float.
-    cdef double share
-    if isinstance(memory, str):
-        match = MEMORY_TEXT.fullmatch(memory)
-        if match is None:
-            raise InvalidArgumentError(f"memory must be like \"20GiB\", \"512MB\" or \"1e9\", got {memory!r}")
-        number = float(match[1]) if not match[1].isdecimal() else int(match[1])
-        size = number * UNITS[(match[2] or "").lower()]
-        if size == math.inf:
-            raise InvalidArgumentError(f"memory is out of range: {memory!r}")
-        options.pool_bytes = as_uint64(int(size), "memory")
-    elif hasattr(memory, "__index__"):
-        options.pool_bytes = as_uint64(memory, "memory")
-    else:
-        share = as_double(memory, "memory")
-        if not 0 < share <= 1:
-            raise InvalidArgumentError(f"memory as a float is a share of the free memory in (0, 1], got {memory!r}; "
-                                       "bytes are given as an int or a string")
-        options.memory_fraction = share
-        return 0
-    if options.pool_bytes == 0:
-        raise InvalidArgumentError(f"memory must be at least one byte, got {memory!r}")
-    return 0
 
 
 @cython.no_gc_clear
 cdef class Cache:
     """Cache(layout, num_blocks=None, memory=None, device="auto", prefix_caching=True, eviction="lru", buffer=None, \
-hash_seed=0, window=None, sinks=0, partial_reuse=False, rope=None)\n--\n\n\
+hash_seed=0, low_water=0, window=None, sinks=0, partial_reuse=False, rope=None)\n--\n\n\
 Token sequences over blocks of one device, with a prefix cache.
 
     The size is given by num_blocks, by memory ("20GiB", bytes as an int, or a float: a share of the free memory), or by
     buffer, writable memory to use in place of an allocation (as in Pool). device: "host", "cuda", "cuda:1" or "auto".
-    hash_seed: key of the local block hash, 0 for a random one.
+    eviction: which cached block goes first, "lru", "lfu", "fifo", "slru", "s3fifo" or "priority". low_water: uncached
+    blocks that evict() keeps ready. hash_seed: key of the local block hash, 0 for a random one.
 
     window: the sliding window of the model in tokens. Blocks that no later query can see are released, but for those of
     the first `sinks` tokens. partial_reuse: open also takes a block that shares only its first tokens with the prompt.
@@ -89,7 +63,7 @@ Token sequences over blocks of one device, with a prefix cache.
     close() raises BusyError."""
 
     def __init__(self, layout, num_blocks=None, memory=None, device="auto", prefix_caching=True, eviction="lru",
-                 buffer=None, hash_seed=0, window=None, sinks=0, partial_reuse=False, rope=None):
+                 buffer=None, hash_seed=0, low_water=0, window=None, sinks=0, partial_reuse=False, rope=None):
         cdef pkv_cache_options options
         cdef pkv_rope rotation
         cdef pkv_cache_stats stats
@@ -127,6 +101,7 @@ Token sequences over blocks of one device, with a prefix cache.
         options.prefix_caching = PKV_ON if prefix_caching else PKV_OFF
         options.eviction = <pkv_eviction> <int> EVICTIONS[eviction]
         options.hash_seed = as_uint64(hash_seed, "hash_seed")
+        options.low_water = as_int64(low_water, "low_water")
         if window is not None:
             options.window = as_positive(window, "window")
         options.sinks = as_int64(sinks, "sinks")
@@ -213,65 +188,112 @@ Token sequences over blocks of one device, with a prefix cache.
 
     # ---- Sequences
 
-    def open(self, tokens, namespace=0, priority=0, tag=0):
-        """Opens a sequence and takes the longest cached prefix of tokens; allocates nothing."""
-        cdef pkv_open_options options
-        cdef IntView view
+    def open(self, tokens, namespace=0, priority=0, tag=0, salts=None):
+        """Opens a sequence and takes the longest cached prefix of tokens; allocates nothing.
+
+        salts, pairs (start, namespace): from token start on the prompt belongs to another namespace."""
         cdef pkv_sequence id = 0
         cdef int64_t num_cached = 0
-        memset(&options, 0, sizeof(options))
-        options.struct_size = sizeof(options)
-        options.namespace_id = as_uint64(namespace, "namespace")
-        options.priority = as_int32(priority, "priority")
-        options.tag = as_uint64(tag, "tag")
-        view_ints(tokens, "tokens", sizeof(int64_t), &view)
+        cdef int32_t level = as_int32(priority, "priority")
+        cdef uint64_t number = as_uint64(tag, "tag")
+        cdef Prompt prompt
+        read_prompt(tokens, namespace, salts, &prompt)
         try:
+            prompt.options.priority = level
+            prompt.options.tag = number
             self.enter()
-            check(pkv_sequence_open(self._cache, <const int64_t *> view.data, view.count, &options, &id, &num_cached))
+            check(pkv_sequence_open(self._cache, prompt.tokens, prompt.num_tokens, &prompt.options, &id, &num_cached))
         finally:
-            release_ints(&view)
+            release_prompt(&prompt)
         return self.adopt(id)
 
-    def open_many(self, prompts, namespace=0, priority=0, tag=0, salts=None):
-        """open() for a list of prompts in one call, all or none: a list of sequences.
+    # Many in one call: their documents stand with them.
+    open_many, fork_many, commit_many, truncate_many = open_many, fork_many, commit_many, truncate_many
+    close_many, reorder, accept = close_many, reorder, accept
 
-        namespace, priority and tag: one for all, or a list of one for each. salts: None, or for each prompt None or a
-        list of pairs (start, namespace): from token start on it belongs to that namespace."""
-        return open_many(self, prompts, namespace, priority, tag, salts)
+    # ---- Prefixes and namespaces
 
-    def fork_many(self, sequences, lengths=None):
-        """Sequence.fork() of each, all or none: a list of sequences. One sequence may be forked several times."""
-        return fork_many(self, sequences, lengths)
+    def probe(self, tokens, namespace=0, salts=None):
+        """How many of the tokens open() would find cached now; takes nothing and counts as no use."""
+        cdef int64_t num_cached = 0
+        cdef Prompt prompt
+        read_prompt(tokens, namespace, salts, &prompt)
+        try:
+            self.enter()
+            check(pkv_prefix_probe(self._cache, prompt.tokens, prompt.num_tokens, &prompt.options, &num_cached))
+        finally:
+            release_prompt(&prompt)
+        return num_cached
 
-    def commit_many(self, sequences, tokens):
-        """Sequence.commit() of each, all or none. tokens: a list of tokens for each sequence."""
-        commit_many(self, sequences, tokens)
+    def touch(self, tokens, namespace=0, salts=None):
+        """Counts as a use of the cached full blocks of tokens; how many tokens they hold."""
+        cdef int64_t num_touched = 0
+        cdef Prompt prompt
+        read_prompt(tokens, namespace, salts, &prompt)
+        try:
+            self.enter()
+            check(pkv_prefix_touch(self._cache, prompt.tokens, prompt.num_tokens, &prompt.options, &num_touched))
+        finally:
+            release_prompt(&prompt)
+        return num_touched
 
-    def truncate_many(self, sequences, lengths):
-        """Sequence.truncate() of each, all or none. lengths: one for all, or a list."""
-        truncate_many(self, sequences, lengths)
+    def pin(self, tokens, namespace=0, salts=None, ttl=None):
+        """Keeps the cached full blocks of tokens until unpin(), or for ttl seconds. NotFoundError if none is cached."""
+        cdef pkv_pin id = 0
+        cdef int64_t num_pinned = 0, ttl_ms = as_milliseconds(ttl, "ttl")
+        cdef Prompt prompt
+        read_prompt(tokens, namespace, salts, &prompt)
+        try:
+            self.enter()
+            check(pkv_prefix_pin(self._cache, prompt.tokens, prompt.num_tokens, &prompt.options, ttl_ms, &id,
+                                 &num_pinned))
+        finally:
+            release_prompt(&prompt)
+        return make_pin(self, id, num_pinned)
 
-    def close_many(self, sequences, stream=None):
-        """Sequence.close() of each, all or none."""
-        close_many(self, sequences, stream)
+    def invalidate(self, namespace):
+        """Forgets everything cached in a namespace, for open sequences too; how many cached blocks became uncached."""
+        cdef int64_t count = 0
+        cdef uint64_t id = as_uint64(namespace, "namespace")
+        self.enter()
+        check(pkv_namespace_invalidate(self._cache, id, &count))
+        return count
 
-    def reorder(self, sequences, sources):
-        """Beam search: sequences[i] becomes a fork of what sequences[sources[i]] was before the call, and keeps its id,
-        priority and tag. Reserved blocks of those that change are released."""
-        reorder(self, sequences, sources)
+    def set_quota(self, namespace, max_blocks):
+        """The most blocks that a namespace may have, held and cached together; 0 for no limit."""
+        cdef uint64_t id = as_uint64(namespace, "namespace")
+        cdef int64_t count = as_int64(max_blocks, "max_blocks")
+        self.enter()
+        check(pkv_namespace_set_quota(self._cache, id, count))
 
-    def accept(self, sequences, num_drafts, kept, stream=None):
-        """Speculative decoding: of the last num_drafts[i] tokens of sequences[i] those at kept[i] stay, the rest is cut off.
+    def namespace_stats(self, namespace):
+        """Counts and counters of a namespace, at any time from any thread. NotFoundError if nothing is of it."""
+        cdef pkv_namespace_stats stats
+        cdef uint64_t id = as_uint64(namespace, "namespace")
+        self.require_open()
+        memset(&stats, 0, sizeof(stats))
+        stats.struct_size = sizeof(stats)
+        check(pkv_namespace_get_stats(self._cache, id, &stats))
+        return {
+            "held_blocks": stats.held_blocks,
+            "cached_blocks": stats.cached_blocks,
+            "quota": stats.quota,
+            "num_sequences": stats.num_sequences,
+            "queried_tokens": stats.queried_tokens,
+            "hit_tokens": stats.hit_tokens,
+            "evictions": stats.evictions,
+        }
 
-        kept[i]: strictly ascending places among the drafts, the path that was accepted of a draft or a token tree. The
-        rows of K and V move together on `stream` (None: that of the sequences' last prepare); known tokens are settled.
-        num_drafts: one for all, or a list."""
-        accept(self, sequences, num_drafts, kept, stream)
+    # ---- Blocks
 
-    def evict(self, n):
-        """Makes n uncached blocks ready ahead of need; how many blocks were evicted for it."""
-        cdef int64_t num_evicted = 0
-        cdef int64_t count = as_int64(n, "n")
+    def evict(self, n=None):
+        """Makes n uncached blocks ready ahead of need, None: as many as low_water, or as can be had; how many blocks
+        were evicted for it."""
+        cdef int64_t num_evicted = 0, count = -1
+        if n is not None:
+            count = as_int64(n, "n")
+            if count < 0:
+                raise InvalidArgumentError(f"n is {count}, negative")
         self.enter()
         check(pkv_cache_evict(self._cache, count, &num_evicted))
         return num_evicted
@@ -308,7 +330,7 @@ Token sequences over blocks of one device, with a prefix cache.
         return [sequence for sequence in victims if sequence is not None]
 
     def reset(self):
-        """Forgets every cached block. BusyError while sequences are open."""
+        """Forgets every cached block and every pin. BusyError while sequences are open."""
         self.enter()
         check(pkv_cache_reset(self._cache))
 
@@ -440,6 +462,10 @@ Token sequences over blocks of one device, with a prefix cache.
             "base": <uintptr_t> stats.base,
             "device": self.device,
             "is_failed": bool(stats.is_failed),
+            "num_pins": stats.num_pins,
+            "pinned_blocks": stats.pinned_blocks,
+            "num_namespaces": stats.num_namespaces,
+            "reuse_distance": [stats.reuse_distance[i] for i in range(32)],
         }
 
     def check(self):

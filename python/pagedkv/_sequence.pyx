@@ -2,15 +2,16 @@
 # cython: boundscheck=False, wraparound=False
 """A token history in a cache."""
 cimport cython
+from libc.stdint cimport int32_t
 from libc.string cimport memset
 
-from pagedkv._arrays cimport IntView, as_int64, as_stream, release_ints, view_ints, wrap_array
+from pagedkv._arrays cimport IntView, as_int32, as_int64, as_milliseconds, as_stream, release_ints, view_ints, wrap_array
 from pagedkv._errors import InvalidArgumentError, NotFoundError
 from pagedkv._errors cimport check
 from pagedkv.abi cimport (
     PKV_STREAM_OF_SEQUENCE, pkv_array, pkv_sequence_append, pkv_sequence_blocks, pkv_sequence_close,
     pkv_sequence_commit, pkv_sequence_fork, pkv_sequence_get_info, pkv_sequence_rematch, pkv_sequence_reserve,
-    pkv_sequence_shift, pkv_sequence_truncate, pkv_status)
+    pkv_sequence_set_retention, pkv_sequence_shift, pkv_sequence_truncate, pkv_status)
 
 
 @cython.no_gc_clear
@@ -127,6 +128,17 @@ cdef class Sequence:
             status = pkv_sequence_shift(cache._cache, self._id, first, dropped, handle)
         cache._is_busy = False
         check(status)
+    def retain(self, start=0, end=None, priority=0, ttl=None):
+        """Once cached, the blocks of tokens start to end (None: to the length) go after blocks of a smaller priority and
+        before those of a larger one; for ttl seconds, or None: as long as they live."""
+        cdef int64_t first = as_int64(start, "start"), last = -1, ttl_ms = as_milliseconds(ttl, "ttl")
+        cdef int32_t level = as_int32(priority, "priority")
+        if end is not None:
+            last = as_int64(end, "end")
+            if last < 0:
+                raise InvalidArgumentError(f"end must not be negative, got {last}")
+        self.enter()
+        check(pkv_sequence_set_retention(self._cache._cache, self._id, first, last, level, ttl_ms))
 
     def close(self, stream=None):
         """Releases everything. stream: where its last work was queued; None is that of its last prepare. A second close

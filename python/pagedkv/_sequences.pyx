@@ -1,6 +1,6 @@
 # cython: language_level=3, binding=True
 # cython: boundscheck=False, wraparound=False
-"""Many sequences in one call (methods of Cache)."""
+"""Many sequences in one call of the library, all or none: the methods of Cache."""
 cimport cython
 from cpython.list cimport PyList_GET_SIZE
 from cpython.number cimport PyIndex_Check
@@ -10,6 +10,7 @@ from libc.string cimport memcpy, memset
 
 from pagedkv._arrays cimport (
     IntView, as_int32, as_int64, as_stream, as_uint64, describe, release_ints, view_ints)
+from pagedkv._cache cimport Cache
 from pagedkv._errors import InvalidArgumentError, NotFoundError
 from pagedkv._errors cimport check
 from pagedkv._sequence cimport Sequence
@@ -163,7 +164,12 @@ cdef list adopt_all(Cache cache, pkv_sequence *ids, Py_ssize_t count):
     return result
 
 
-cdef list open_many(Cache cache, object prompts, object namespace, object priority, object tag, object salts):
+def open_many(Cache self, prompts, namespace=0, priority=0, tag=0, salts=None):
+    """open() for a list of prompts in one call, all or none: a list of sequences.
+
+    namespace, priority and tag: one for all, or a list of one for each. salts: None, or for each prompt None or a
+    list of pairs (start, namespace): from token start on it belongs to that namespace."""
+    cdef Cache cache = self
     cdef Flat tokens = Flat(prompts, "prompts")
     cdef Py_ssize_t i, j, count = tokens.count, num_regions = 0
     cdef Room option_room = Room(), region_room = Room(), id_room = Room()
@@ -205,7 +211,9 @@ cdef list open_many(Cache cache, object prompts, object namespace, object priori
     return adopt_all(cache, ids, count)
 
 
-cdef list fork_many(Cache cache, object sequences, object lengths):
+def fork_many(Cache self, sequences, lengths=None):
+    """Sequence.fork() of each, all or none: a list of sequences. One sequence may be forked several times."""
+    cdef Cache cache = self
     cdef Ids parents = Ids(sequences)
     cdef Room id_room = Room(), length_room = None
     cdef pkv_sequence *ids = <pkv_sequence *> id_room.reserve(<size_t> parents.count * sizeof(pkv_sequence))
@@ -222,22 +230,28 @@ cdef list fork_many(Cache cache, object sequences, object lengths):
     return adopt_all(cache, ids, parents.count)
 
 
-cdef int commit_many(Cache cache, object sequences, object tokens) except -1:
+def commit_many(Cache self, sequences, tokens):
+    """Sequence.commit() of each, all or none. tokens: a list of tokens for each sequence."""
+    cdef Cache cache = self
     cdef Ids ids = Ids(sequences)
     cdef Flat names = Flat(tokens, "tokens")
     names.require(ids.count, "tokens")
     ids.read(cache)
-    return check(pkv_sequences_commit(cache._cache, ids.ids, names.counts, ids.count, names.values, names.total))
+    check(pkv_sequences_commit(cache._cache, ids.ids, names.counts, ids.count, names.values, names.total))
 
 
-cdef int truncate_many(Cache cache, object sequences, object lengths) except -1:
+def truncate_many(Cache self, sequences, lengths):
+    """Sequence.truncate() of each, all or none. lengths: one for all, or a list."""
+    cdef Cache cache = self
     cdef Ids ids = Ids(sequences)
     cdef Room numbers = read_numbers(lengths, "lengths", ids.count, True)
     ids.read(cache)
-    return check(pkv_sequences_truncate(cache._cache, ids.ids, <const int64_t *> numbers.data, ids.count))
+    check(pkv_sequences_truncate(cache._cache, ids.ids, <const int64_t *> numbers.data, ids.count))
 
 
-cdef int close_many(Cache cache, object sequences, object stream) except -1:
+def close_many(Cache self, sequences, stream=None):
+    """Sequence.close() of each, all or none."""
+    cdef Cache cache = self
     cdef Ids ids = Ids(sequences)
     cdef pkv_stream handle = PKV_STREAM_OF_SEQUENCE
     cdef Py_ssize_t i
@@ -249,17 +263,25 @@ cdef int close_many(Cache cache, object sequences, object stream) except -1:
         (<Sequence> ids.sequences[i])._id = 0
     for i in range(ids.count):
         cache._sequences.pop(ids.ids[i], None)
-    return 0
 
 
-cdef int reorder(Cache cache, object sequences, object sources) except -1:
+def reorder(Cache self, sequences, sources):
+    """Beam search: sequences[i] becomes a fork of what sequences[sources[i]] was before the call, and keeps its id,
+    priority and tag. Reserved blocks of those that change are released."""
+    cdef Cache cache = self
     cdef Ids ids = Ids(sequences)
     cdef Room numbers = read_numbers(sources, "sources", ids.count, False)
     ids.read(cache)
-    return check(pkv_sequences_reorder(cache._cache, ids.ids, <const int64_t *> numbers.data, ids.count))
+    check(pkv_sequences_reorder(cache._cache, ids.ids, <const int64_t *> numbers.data, ids.count))
 
 
-cdef int accept(Cache cache, object sequences, object num_drafts, object kept, object stream) except -1:
+def accept(Cache self, sequences, num_drafts, kept, stream=None):
+    """Speculative decoding: of the last num_drafts[i] tokens of sequences[i] those at kept[i] stay, the rest is cut off.
+
+    kept[i]: strictly ascending places among the drafts, the path that was accepted of a draft or a token tree. The
+    rows of K and V move together on `stream` (None: that of the sequences' last prepare); known tokens are settled.
+    num_drafts: one for all, or a list."""
+    cdef Cache cache = self
     cdef Ids ids = Ids(sequences)
     cdef Room drafts = read_numbers(num_drafts, "num_drafts", ids.count, True)
     cdef Flat places = Flat(kept, "kept")
@@ -274,4 +296,4 @@ cdef int accept(Cache cache, object sequences, object num_drafts, object kept, o
         status = pkv_sequences_accept(cache._cache, ids.ids, <const int64_t *> drafts.data, places.counts, ids.count,
                                       places.values, places.total, handle)
     cache._is_busy = False
-    return check(status)
+    check(status)

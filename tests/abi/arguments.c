@@ -117,8 +117,8 @@ static void test_cache_options(void) {
   CHECK_OPTION(device, "tpu", PKV_INVALID_ARGUMENT, "tpu");
   CHECK_OPTION(prefix_caching, (pkv_toggle)3, PKV_INVALID_ARGUMENT, "prefix_caching is 3");
   CHECK_OPTION(eviction, (pkv_eviction)6, PKV_INVALID_ARGUMENT, "eviction is 6");
-  CHECK_OPTION(eviction, PKV_EVICTION_LFU, PKV_UNSUPPORTED, "lfu");
-  CHECK_OPTION(eviction, PKV_EVICTION_S3FIFO, PKV_UNSUPPORTED, "s3fifo");
+  CHECK_OPTION(eviction, (pkv_eviction)-1, PKV_INVALID_ARGUMENT, "eviction is -1");
+  CHECK_OPTION(low_water, -1, PKV_INVALID_ARGUMENT, "low_water is -1");
   char memory[300];
   CHECK_OPTION(memory, (void *)memory, PKV_INVALID_ARGUMENT, "0 bytes");
   CHECK_OK(pkv_cache_create(&good, &cache));
@@ -144,7 +144,7 @@ static void test_cache_calls(void) {
   pkv_cache_destroy(exact);
 
   int64_t number = -77;
-  CHECK_REFUSED(cache, pkv_cache_evict(cache, -1, &number), PKV_INVALID_ARGUMENT, "n is -1");
+  CHECK_REFUSED(cache, pkv_cache_evict(cache, -2, &number), PKV_INVALID_ARGUMENT, "n is -2");
   CHECK_REFUSED(cache, pkv_cache_evict(cache, INT64_MIN, &number), PKV_INVALID_ARGUMENT, "-9223372036854775808");
   CHECK_REFUSED(cache, pkv_cache_evict(cache, 6, &number), PKV_OUT_OF_BLOCKS, "6 uncached blocks");
   CHECK_EQUAL(get_shortage().needed, 6);

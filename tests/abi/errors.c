@@ -97,7 +97,7 @@ static void test_log(void) {
   CHECK_OK(pkv_set_log_callback(record_log, &second));
   pkv_cache *cache = make_cache(NUM_BLOCKS);
   CHECK_OK(pkv_sequence_append(cache, open_sequence(cache, NULL, 0), NULL, 9, NULL));
-  CHECK_INVALID(pkv_cache_evict(cache, -1, NULL), "-1");
+  CHECK_INVALID(pkv_cache_evict(cache, -2, NULL), "-2");
   pkv_cache_destroy(cache);
   CHECK_EQUAL(first.num_calls, 0);  /* replaced */
   const int before = second.num_calls;

@@ -126,6 +126,47 @@ static void test_cache(void) {
   pkv_cache_destroy(cache);
 }
 
+static void test_prefixes(void) {
+  pkv_cache *cache = make_cache(NUM_BLOCKS);
+  CHECK_OK(pkv_sequence_append(cache, open_sequence(cache, kTokens, 6), kTokens, 6, NULL));
+  int64_t number = 0;
+  pkv_pin pin = 0;
+  pkv_namespace_stats stats;
+  memset(&stats, 0, sizeof stats);
+  stats.struct_size = sizeof stats;
+  pkv_open_options options;
+  memset(&options, 0, sizeof options);
+  options.struct_size = sizeof options;
+  options.num_regions = 1;
+  CHECK_INVALID(pkv_prefix_probe(NULL, kTokens, 6, NULL, &number), "cache is NULL");
+  CHECK_INVALID(pkv_prefix_touch(NULL, kTokens, 6, NULL, &number), "cache is NULL");
+  CHECK_INVALID(pkv_prefix_pin(NULL, kTokens, 6, NULL, 0, &pin, &number), "cache is NULL");
+  CHECK_INVALID(pkv_prefix_unpin(NULL, 1), "cache is NULL");
+  CHECK_INVALID(pkv_namespace_invalidate(NULL, 0, &number), "cache is NULL");
+  CHECK_INVALID(pkv_namespace_set_quota(NULL, 0, 1), "cache is NULL");
+  CHECK_INVALID(pkv_namespace_get_stats(NULL, 0, &stats), "cache is NULL");
+  CHECK_INVALID(pkv_sequence_set_retention(NULL, 1, 0, -1, 1, 0), "cache is NULL");
+  CHECK_REFUSED(cache, pkv_prefix_probe(cache, NULL, 6, NULL, &number), PKV_INVALID_ARGUMENT, "tokens is NULL");
+  CHECK_REFUSED(cache, pkv_prefix_probe(cache, kTokens, 6, NULL, NULL), PKV_INVALID_ARGUMENT, "out_num_cached is NULL");
+  CHECK_REFUSED(cache, pkv_prefix_probe(cache, kTokens, 6, &options, &number), PKV_INVALID_ARGUMENT,
+                "regions is NULL");
+  CHECK_REFUSED(cache, pkv_prefix_touch(cache, NULL, 6, NULL, &number), PKV_INVALID_ARGUMENT, "tokens is NULL");
+  CHECK_REFUSED(cache, pkv_prefix_touch(cache, kTokens, 6, &options, NULL), PKV_INVALID_ARGUMENT, "regions is NULL");
+  CHECK_REFUSED(cache, pkv_prefix_pin(cache, NULL, 6, NULL, 0, &pin, &number), PKV_INVALID_ARGUMENT, "tokens is NULL");
+  CHECK_REFUSED(cache, pkv_prefix_pin(cache, kTokens, 6, NULL, 0, NULL, &number), PKV_INVALID_ARGUMENT, "out is NULL");
+  CHECK_REFUSED(cache, pkv_prefix_pin(cache, kTokens, 6, &options, 0, &pin, &number), PKV_INVALID_ARGUMENT,
+                "regions is NULL");
+  CHECK_REFUSED(cache, pkv_sequence_open(cache, kTokens, 6, &options, &pin, NULL), PKV_INVALID_ARGUMENT,
+                "regions is NULL");
+  CHECK_REFUSED(cache, pkv_namespace_get_stats(cache, 0, NULL), PKV_INVALID_ARGUMENT, "out is NULL");
+  CHECK_OK(pkv_prefix_probe(cache, NULL, 0, NULL, &number));
+  CHECK_OK(pkv_prefix_touch(cache, kTokens, 6, NULL, NULL));
+  CHECK_OK(pkv_prefix_pin(cache, kTokens, 6, NULL, 0, &pin, NULL));
+  CHECK_OK(pkv_prefix_unpin(cache, pin));
+  CHECK_OK(pkv_namespace_invalidate(cache, 0, NULL));
+  pkv_cache_destroy(cache);
+}
+
 static void test_sequence(void) {
   pkv_cache *cache = make_cache(NUM_BLOCKS);
   pkv_sequence sequence = 0, other = 0;
@@ -356,6 +397,7 @@ int main(void) {
   test_pool();
   test_layout_and_create();
   test_cache();
+  test_prefixes();
   test_sequence();
   test_many_sequences();
   test_batch();

@@ -136,6 +136,21 @@ def test_out_of_blocks_is_known_before(device):
     cache.cache.check()
 
 
+def test_copies_count_for_the_quota(device):
+    cache = MarkedCache(device, 32)
+    marked = cache.open_with(range(6), namespace=5)
+    cache.step([(marked, [1, 2, 3, 4])], register=False)
+    fork = marked.copy(marked.seq.fork())
+    cache.cache.set_quota(5, 4)
+    with refused(cache.cache, pagedkv.OutOfBlocksError, marked.seq, fork.seq) as record:
+        cache.cache.accept([marked.seq], [4], [[1, 2, 3]])
+    assert (record.value.needed, record.value.available) == (2, 1)
+    cache.cache.set_quota(5, 5)
+    cache.cache.accept([marked.seq], [4], [[1, 2, 3]])
+    keep(marked, 4, [1, 2, 3])
+    cache.check([marked, fork])
+
+
 @pytest.mark.parametrize("num_drafts, kept", [
     ([3, 3], [[0], [3]]), ([3, 3], [[0], [-1]]), ([3, 3], [[1, 1], []]), ([3, 3], [[2, 1], []]), ([3, 9], [[], []]),
     ([3, -1], [[], []]), ([3], [[], []]), ([3, 3], [[]]), ([3, 3], [[0], 1])])

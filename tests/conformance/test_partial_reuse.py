@@ -25,6 +25,7 @@ def test_it_is_off_by_default(device):
 def test_tokens_inside_a_block_are_hit(device, prompt, expected):
     cache = make(device)
     cache.open_with(range(12)).seq.close()
+    assert cache.cache.probe(list(prompt)) == expected
     marked = cache.open(prompt)
     assert marked.seq.length == marked.seq.num_cached_tokens == marked.seq.settled_length == expected
     stats = cache.cache.stats()
@@ -223,6 +224,32 @@ def test_open_many_and_reorder(device):
     cache.step([(marked, [30 + i]) for i, marked in enumerate(items)])
     cache.check(items)
     assert cache.open(range(9)).seq.length == 8
+
+
+def test_the_longest_of_several_is_taken(device):
+    cache = make(device)
+    for tail in ([5, 6, 7], [5, 9, 9], [8, 8, 8], [5, 6, 1]):
+        cache.open_with([0, 1, 2, 3, 4, *tail]).seq.close()
+    marked = cache.open([0, 1, 2, 3, 4, 5, 6, 7, 8])
+    assert marked.seq.length == 8
+    marked = cache.open([0, 1, 2, 3, 4, 5, 9, 0, 0])
+    assert marked.seq.length == 7
+    cache.check([marked])
+
+
+def test_regions_and_invalidation(device):
+    """A block of another region or of a namespace that was invalidated is not taken."""
+    cache = make(device)
+    salted = cache.cache.open(ids(range(8)), salts=[(4, 7)])
+    salted.append(ids(range(8)))
+    salted.close()
+    prompt = [0, 1, 2, 3, 4, 5, 99]
+    assert cache.cache.probe(prompt) == 4
+    assert cache.cache.open_many([prompt, prompt], salts=[[(4, 7)], [(4, 8)]])[0].length == 6
+    assert cache.cache.probe(prompt, salts=[(4, 8)]) == 4
+    cache.cache.invalidate(7)
+    assert cache.cache.probe(prompt, salts=[(4, 7)]) == 4
+    cache.cache.check()
 
 
 def test_without_a_prefix_cache_there_is_nothing_to_find(device):

@@ -44,6 +44,35 @@ def test_open_many_takes_options_for_all_or_for_each(device):
     assert [seq.priority for seq in cache.open_many([[1], [2]], priority=7)] == [7, 7]
 
 
+def test_open_many_with_salts(device):
+    cache = make_cache(device, 32)
+    prompt = list(range(12))
+    for tenant in (1, 2):
+        seq = cache.open(prompt, salts=[(4, tenant)])
+        seq.append(prompt[seq.length:])
+    lengths = [seq.length for seq in cache.open_many([prompt] * 4, salts=[[(4, 1)], [(4, 2)], None, [(4, 3)]])]
+    assert lengths == [8, 8, 4, 4]
+    before = cache.stats()["num_namespaces"]
+    with refused(cache, pagedkv.InvalidArgumentError) as record:
+        cache.open_many([prompt] * 2, namespace=[50, 51], salts=[[(4, 60)], [(4, 61), (3, 62)]])
+    assert "sequences[1]" in str(record.value) and cache.stats()["num_namespaces"] == before
+
+
+def test_reorder_takes_namespaces_along(device):
+    cache = make_cache(device, 32, eviction="priority")
+    first = cache.open([], namespace=1, priority=3)
+    second = cache.open([], namespace=2, priority=-3, salts=[(4, 9)])
+    for seq in (first, second):
+        seq.append(range(8))
+    cache.reorder([first, second], [1, 1])
+    assert (first.namespace, second.namespace) == (2, 2) and (first.priority, second.priority) == (3, -3)
+    cache.check()
+    assert cache.namespace_stats(2)["num_sequences"] == 2 and cache.namespace_stats(1)["num_sequences"] == 0
+    cache.close_many([first, second])
+    cache.check()
+    assert cache.probe([*range(8), 1], namespace=2, salts=[(4, 9)]) == 8
+
+
 @pytest.mark.parametrize("prompts, options", [
     ([[1], [2, -1]], {}), ([[1], [2]], {"namespace": [1]}), ([[1]], {"namespace": [-1]}), ([[1]], {"tag": "x"}),
     ([1, 2], {}), ("ab", {}), ([[1], None], {}), ([[1], [2]], {"priority": [1, 2**31]}), ([[1]], {"salts": [3]}),

@@ -141,6 +141,18 @@ def test_out_of_blocks_is_known_before(device):
     cache.check([marked])
 
 
+def test_fresh_blocks_count_for_the_quota(device):
+    cache = MarkedCache(device, 32, rope=pagedkv.Rope())
+    marked = cache.open_with(range(14), namespace=5)
+    cache.cache.set_quota(5, 6)
+    with refused(cache.cache, pagedkv.OutOfBlocksError, marked.seq) as record:
+        marked.seq.shift(2, 1)
+    assert (record.value.needed, record.value.available) == (3, 2)
+    cache.cache.set_quota(5, 7)
+    shift(marked, 2, 1)
+    cache.check([marked])
+
+
 @pytest.mark.parametrize("start, count", [(-1, 1), (0, -1), (15, 0), (0, 15), (14, 1), (5, 2**40)])
 def test_a_wrong_range_is_refused(device, start, count):
     cache = MarkedCache(device, 16, rope=pagedkv.Rope())

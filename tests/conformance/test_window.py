@@ -49,6 +49,16 @@ def test_a_small_pool_is_enough_for_a_long_sequence(device):
     cache.check([marked])
 
 
+def test_a_quota_counts_blocks_that_are_there(device):
+    cache = MarkedCache(device, 64, window=8, sinks=3)
+    cache.cache.set_quota(5, 7)
+    marked = cache.open([], namespace=5)
+    for token in range(100):
+        cache.step([(marked, [token])])
+    cache.check([marked])
+    assert cache.cache.namespace_stats(5)["held_blocks"] <= 5
+
+
 def test_only_changes_reach_the_rows_of_a_batch(device):
     """Sequences in turn in two batches, some of them elsewhere meanwhile: every table is right after every step."""
     cache = MarkedCache(device, 128, window=7, sinks=4, formats=("table", "csr"))

@@ -5,6 +5,7 @@ A block remembers its rows: for each token slot the token, whether it is settled
 stands for its K and V. A full block of settled tokens has a key, the namespace and all tokens up to its end. Of the
 blocks with one key the first is registered; the others are duplicates until it is gone.
 """
+from conformance.eviction_oracle import Oracle
 
 
 class Refused(Exception):
@@ -27,6 +28,11 @@ class Block:
         self.holders = 1
         self.key = None
         self.id = None  # the library's, once seen
+        self.priority = self.hint = None  # the largest of the sequences that released it; set by retain
+
+    @property
+    def level(self):
+        return self.hint if self.hint is not None else self.priority or 0
 
 
 class Sequence:
@@ -34,7 +40,7 @@ class Sequence:
         self.namespace, self.priority = namespace, priority
         self.table, self.length, self.settled = [], 0, 0
         self.num_cached, self.has_appended = 0, False
-        self.opened = self.stepped = self.changed = 0
+        self.opened = self.stepped = self.changed = self.num_steps = 0
 
 
 class Part:
@@ -49,12 +55,14 @@ class Part:
 
 
 class ManagerModel:
-    def __init__(self, num_blocks, block_size, prefix_caching):
+    def __init__(self, num_blocks, block_size, prefix_caching, eviction="lru"):
         self.num_blocks, self.block_size, self.prefix_caching = num_blocks, block_size, prefix_caching
+        self.eviction = eviction
         self.sequences = []
         self.registered = {}   # key -> block
         self.duplicates = {}   # key -> blocks with the same key, the newest first
-        self.cached = []       # registered blocks that nobody holds, least recently released first
+        self.cached = []       # registered blocks that nobody holds
+        self.order = Oracle(eviction, num_blocks)
         self.serial = 0
         self.next_value = 1
         self.evictions = self.copies = self.hit_tokens = self.queried_tokens = self.appended_tokens = 0
@@ -76,7 +84,8 @@ class ManagerModel:
     # -- blocks --------------------------------------------------------------------------------------------------
 
     def evict_first(self):
-        block = self.cached.pop(0)
+        block = self.order.victim()
+        self.cached.remove(block)
         self.drop_key(block)
         self.evictions += 1
 
@@ -88,26 +97,35 @@ class ManagerModel:
     def hold(self, block):
         if block.holders == 0:
             self.cached.remove(block)
+            self.order.hold(block)
         block.holders += 1
 
-    def release(self, blocks):
+    def raise_priority(self, block, seq):
+        if self.eviction == "priority":
+            block.priority = seq.priority if block.priority is None else max(block.priority, seq.priority)
+
+    def release(self, blocks, seq):
         for block in reversed(blocks):
+            self.raise_priority(block, seq)
             block.holders -= 1
             if block.holders:
                 continue
             if block.key is not None and self.registered[block.key] is block:
                 self.cached.append(block)
+                self.order.cache(block)
             elif block.key is not None:
                 self.drop_key(block)
 
     def set_key(self, block, key):
-        block.key = key
+        block.key, block.priority = key, None
         if key in self.registered:
             self.duplicates.setdefault(key, []).insert(0, block)
         else:
             self.registered[key] = block
 
     def drop_key(self, block):
+        self.order.forget(block)
+        block.priority = None
         key, block.key = block.key, None
         twins = self.duplicates.get(key, [])
         if self.registered[key] is not block:
@@ -151,6 +169,7 @@ class ManagerModel:
         first = seq.length // self.block_size
         for block in found:
             self.hold(block)
+            self.order.hit(block)
         seq.table[first:first] = found
         seq.length += len(found) * self.block_size
         seq.settled = seq.num_cached = seq.length
@@ -192,7 +211,7 @@ class ManagerModel:
         child.num_cached, child.has_appended = min(parent.num_cached, length), parent.has_appended
         self.sequences.append(child)
         self.finish(child)
-        child.opened, child.stepped = self.serial, parent.stepped
+        child.opened, child.stepped, child.num_steps = self.serial, parent.stepped, parent.num_steps
         return child
 
     def reserve(self, seq, num_tokens):
@@ -243,6 +262,7 @@ class ManagerModel:
         if part.source is not None:
             copy = seq.table.pop() if part.took_reserved else new.pop(0)
             copy.rows = [row and Row(row.token, row.is_settled, row.value) for row in part.source.rows]
+            self.raise_priority(part.source, seq)
             part.source.holders -= 1
             seq.table[index] = copy
             self.copies += 1
@@ -258,6 +278,7 @@ class ManagerModel:
         self.appended_tokens += len(part.tokens)
         seq.has_appended = seq.has_appended or bool(part.tokens)
         seq.changed = seq.stepped = self.serial
+        seq.num_steps += 1
 
     def discard(self, step):
         """Takes a step back; all of its sequences are still open."""
@@ -282,7 +303,7 @@ class ManagerModel:
         for part in reversed(parts):
             seq = part.seq
             kept = part.num_blocks - part.took_reserved
-            self.release(seq.table[kept:])
+            self.release(seq.table[kept:], seq)
             del seq.table[kept:]
             if part.source is not None and is_latest and in_place.get(id(part.source), part.length) >= part.length:
                 index = part.length // self.block_size
@@ -291,7 +312,7 @@ class ManagerModel:
                 if part.took_reserved:
                     seq.table.append(copy)
                 else:
-                    self.release([copy])
+                    self.release([copy], seq)
             seq.length, seq.settled, seq.has_appended = part.length, part.settled, part.has_appended
         self.serial += 1
         for part in parts:
@@ -315,15 +336,36 @@ class ManagerModel:
         if length > seq.length:
             raise Refused("invalid")
         kept = self.count_blocks(length)
-        self.release(seq.table[kept:])
+        self.release(seq.table[kept:], seq)
         del seq.table[kept:]
         seq.length, seq.settled = length, min(seq.settled, length)
         self.finish(seq)
 
     def close(self, seq):
-        self.release(seq.table)
+        self.release(seq.table, seq)
         self.sequences.remove(seq)
         self.finish()
+
+    def retain(self, seq, start, end, priority):
+        if end > seq.length:
+            raise Refused("invalid")
+        for block in seq.table[start // self.block_size: self.count_blocks(end)] if end > start else []:
+            self.order.leave(block)
+            block.hint = priority
+        self.finish()
+
+    def touch(self, tokens, namespace):
+        found = self.find_prefix(namespace, tokens + [0], 0)
+        for block in found:
+            self.hold(block)
+            self.order.hit(block)
+        for block in reversed(found):
+            block.holders -= 1
+            if not block.holders:
+                self.cached.append(block)
+                self.order.cache(block)
+        self.finish()
+        return len(found) * self.block_size
 
     def evict(self, count):
         if count > self.num_available():
@@ -339,10 +381,12 @@ class ManagerModel:
             raise Refused("busy")
         while self.cached:
             self.drop_key(self.cached.pop(0))
+        self.order.ghosts.clear()
         self.finish()
 
     def victims(self, count):
-        order = sorted(self.sequences, key=lambda seq: (seq.priority, seq.stepped, -seq.opened))
+        rank = {"fifo": "opened", "lru": "stepped", "priority": "stepped"}.get(self.eviction, "num_steps")
+        order = sorted(self.sequences, key=lambda seq: (seq.priority, getattr(seq, rank), -seq.opened))
         left = {key: block.holders for key, block in self.held().items()}
         gained, chosen = 0, []
         for seq in order:

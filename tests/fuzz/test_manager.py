@@ -22,7 +22,8 @@ ERRORS = {"invalid": pagedkv.InvalidArgumentError, "busy": pagedkv.BusyError, "s
           "never": pagedkv.NeverFitsError}
 
 WEIGHTS = {"open": 12, "append": 10, "prepare": 22, "fork": 11, "truncate": 8, "commit": 5, "discard": 6, "reserve": 2,
-           "rematch": 3, "evict": 1, "close": 8, "reset": 0.5, "victims": 2}
+           "rematch": 3, "evict": 1, "close": 8, "reset": 0.5, "victims": 2, "retain": 2, "touch": 2}
+EVICTIONS = ["lru", "fifo", "priority", "lfu", "slru", "s3fifo"]
 
 
 class Driver:
@@ -34,14 +35,16 @@ class Driver:
         prefix_caching = bool(rng.random() < 0.9)
         layout = dict(num_layers=1, num_kv_heads=1, head_dim=8, dtype="float32", block_size=self.block_size)
         self.format, self.arrays = arrays.BlockFormat(**layout), arrays.for_device(device)
+        eviction = EVICTIONS[seed % len(EVICTIONS)]
         self.cache = pagedkv.Cache(pagedkv.Layout(**layout), num_blocks=self.num_blocks, device=device,
-                                   prefix_caching=prefix_caching)
+                                   prefix_caching=prefix_caching, eviction=eviction, hash_seed=seed + 1)
         self.batch = self.cache.batch(max_sequences=16, max_tokens=256)
-        self.model = ManagerModel(self.num_blocks, self.block_size, prefix_caching)
+        self.model = ManagerModel(self.num_blocks, self.block_size, prefix_caching, eviction)
         self.most_sequences = int(rng.integers(2, 8))
         self.alphabet = [65, 2**32 + 65, 321][: int(rng.integers(2, 4))]
         self.pairs, self.log, self.step, self.wants_discard, self.next_tag = [], [], None, False, 1
-        self.log.append(f"Cache(num_blocks={self.num_blocks}, prefix_caching={prefix_caching}), {layout}")
+        self.log.append(f"Cache(num_blocks={self.num_blocks}, prefix_caching={prefix_caching}, eviction={eviction}), "
+                        f"{layout}")
 
     # -- choices -------------------------------------------------------------------------------------------------
 
@@ -89,7 +92,7 @@ class Driver:
         name = self.rng.choice(list(WEIGHTS), p=np.array(list(WEIGHTS.values())) / sum(WEIGHTS.values()))
         if self.wants_discard:
             name, self.wants_discard = "discard", False
-        if not self.pairs and name not in ("evict", "reset"):
+        if not self.pairs and name not in ("evict", "reset", "touch"):
             name = "open"
         if len(self.pairs) > self.most_sequences and name in ("open", "fork"):
             name = "close"
@@ -196,6 +199,21 @@ class Driver:
         result = self.both(f"cache.evict({count})", lambda: self.cache.evict(count), lambda: self.model.evict(count))
         if result:
             assert result[0] == result[1]
+
+    def run_retain(self):
+        pair, priority = self.pair(), self.number(-1, 2)
+        start = self.number(0, pair[1].length)
+        end = self.number(start, pair[1].length + (self.rng.random() < 0.1))
+        self.both(f"{self.name(pair)}.retain({start}, {end}, priority={priority})",
+                  lambda: pair[0].retain(start, end, priority=priority),
+                  lambda: self.model.retain(pair[1], start, end, priority))
+
+    def run_touch(self):
+        tokens, namespace = self.tokens(4 * self.block_size), self.number(0, 8) // 8
+        result = self.both(f"cache.touch({tokens}, namespace={namespace})",
+                           lambda: self.cache.touch(np.array(tokens, np.int64), namespace=namespace),
+                           lambda: self.model.touch(tokens, namespace))
+        assert result[0] == result[1]
 
     def run_close(self):
         pair = self.pair()

@@ -38,14 +38,9 @@ def test_counts(cache, layout):
     assert cache.num_cached_blocks == 0
 
 
-@pytest.mark.parametrize("eviction", ["lfu", "priority", "fifo", "slru", "s3fifo"])
-def test_other_evictions_work_or_say_that_they_do_not(layout, eviction):
-    try:
-        cache = make(layout, eviction=eviction)
-    except pagedkv.UnsupportedError as error:
-        assert eviction in str(error)
-    else:
-        assert cache.check()
+@pytest.mark.parametrize("eviction", ["lru", "lfu", "priority", "fifo", "slru", "s3fifo"])
+def test_every_eviction_policy_is_there(layout, eviction):
+    assert make(layout, eviction=eviction).check()
 
 
 @pytest.mark.parametrize(
@@ -149,7 +144,7 @@ def test_evict(cache, refuses):
     held.append([1])
     with refuses(cache, pagedkv.OutOfBlocksError):
         cache.evict(16)
-    for bad in (-1, *HUGE[2:], *NOT_INTEGERS):
+    for bad in (-1, *HUGE[2:], *(bad for bad in NOT_INTEGERS if bad is not None)):
         with refuses(cache):
             cache.evict(bad)
         with refuses(cache):

@@ -40,7 +40,9 @@ struct BlockModel {
 class StoreModel {
  public:
   explicit StoreModel(int64_t num_blocks)
-      : store_(make_pool(num_blocks), 1, true, PKV_EVICTION_LRU), owner_(store_.namespaces().find_or_create(0)), blocks_(static_cast<size_t>(num_blocks)) {}
+      : store_(make_pool(num_blocks), 1, true, PKV_EVICTION_LRU),
+        owner_(store_.namespaces().find_or_create(0)),
+        blocks_(static_cast<size_t>(num_blocks)) {}
 
   void run(uint32_t seed, int num_calls) {
     std::mt19937 generator(seed);

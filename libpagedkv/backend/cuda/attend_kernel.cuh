@@ -10,26 +10,15 @@
 //   float32. Products run on the tensor cores (m16n8k16, float32 accumulation) with the usual online softmax in base 2.
 //   kRows = 64: each warp has 16 rows and all keys of the tile. kRows = 16 (decode): all warps have the same rows and a
 //   quarter of the keys each; their states are merged at the end.
-//   Long sequences are cut: thread blocks in z take chunks of their keys in turn, write their normalised parts and lse,
-//   and combine_splits merges them in order. A sequence of one chunk is finished by the first of them.
+//   Long sequences are cut: thread blocks in z take chunks of their keys in turn and write their normalised parts and
+//   lse. The last one to finish, known by a ticket, merges the parts in order, so that the result does not depend on
+//   timing. A sequence of one chunk is finished by the first of them.
 // Bound by memory bandwidth at decode and by the tensor cores at prefill; see docs/kernels.md.
 #pragma once
 
-#include <cfloat>
-#include <cmath>
-
-#include "backend/cuda/attend_tiles.cuh"
+#include "backend/cuda/attend_combine.cuh"
 
 namespace pkv {
-
-// log2 of the denominator with the sink in it; -inf over nothing.
-__device__ inline float add_sink(const AttendParams &p, int32_t head, float lse) {
-  if (p.sinks == nullptr || lse == -INFINITY) return lse;
-  const float sink = p.sinks[head] * kLog2E;
-  const float largest = fmaxf(lse, sink);
-  if (largest == INFINITY) return largest;
-  return largest + log2f(exp2f(lse - largest) + exp2f(sink - largest));
-}
 
 // Waits until the oldest tile on its way is there, with so many behind it.
 __device__ inline void wait_for_tile(int num_ahead) {
@@ -86,12 +75,6 @@ __global__ void __launch_bounds__(kAttendThreads, Traits::kMinBlocks)
   const int32_t num_chunks = (num_key_tiles + launch.chunk_tiles - 1) / launch.chunk_tiles;
   const int32_t num_parts = max(min(launch.num_splits, num_chunks), 1);
   if (split >= num_parts) return;
-  if (split == 0 && launch.num_splits > 1) {
-    for (int32_t packed = rows.first_row + threadIdx.x; packed <= last_row; packed += kAttendThreads) {
-      const int64_t token = rows.first_token + packed / group;
-      launch.row_parts[token * p.num_heads + kv_head * group + packed % group] = num_parts;
-    }
-  }
   const int32_t round_tiles = num_parts * launch.chunk_tiles;
   const int32_t num_tiles = num_key_tiles / round_tiles * launch.chunk_tiles +
                             min(max(num_key_tiles % round_tiles - split * launch.chunk_tiles, 0), launch.chunk_tiles);
@@ -415,6 +398,11 @@ __global__ void __launch_bounds__(kAttendThreads, Traits::kMinBlocks)
         }
         write_pair(packed, dim, first, second, factor);
       }
+    }
+  }
+  if (is_split && is_last_part(&launch.tickets[static_cast<int64_t>(blockIdx.x) * p.kv.num_kv_heads + kv_head], num_parts)) {
+    for (int32_t packed = rows.first_row + warp; packed <= last_row; packed += kWarps) {
+      combine_parts<T>(p, launch, num_parts, rows.first_token + packed / group, kv_head * group + packed % group);
     }
   }
 }

@@ -11,6 +11,8 @@ constexpr int kNarrowTileRows = 16;  // query rows (token, head of the group) pe
 constexpr int kWideTileRows = 64;    // and prefill
 constexpr int kAttendWarps = 4;
 constexpr int kMaxStages = 3;                     // of K and V in shared memory
+constexpr int kMaxSplits = 64;                    // thread blocks that share the keys of a tile of rows
+constexpr int64_t kMaxTickets = 65536;            // (tile of rows, KV head) whose keys may be split
 constexpr int kAttendStaticSharedBytes = 4352;    // at most
 constexpr int kReservedSharedBytes = 1024;        // that the device takes for each thread block
 
@@ -52,7 +54,8 @@ struct AttendPlan {
 
 AttendPlan plan_attend(const AttendParams &params, const AttendDevice &device);
 
-// Room for partial results that a batch keeps; a plan splits only as far as it goes.
+// What a batch keeps, zeros at first: a ticket for each split tile of rows, which goes back to zero with each launch, and
+// room for partial results. A plan splits only as far as they go.
 uint64_t attend_workspace_bytes(int head_dim);
 
 }  // namespace pkv

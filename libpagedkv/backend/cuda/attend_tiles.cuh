@@ -20,20 +20,23 @@ struct AttendLaunch {
   int32_t num_splits;
   int32_t chunk_tiles;
   int32_t num_stages;
-  float *partial_out;  // [num_splits, num_tokens, num_heads, head_dim]; null with one split
+  uint32_t *tickets;   // [num_tiles, num_kv_heads]: thread blocks of a tile that are done; null with one split
+  float *partial_out;  // [num_splits, num_tokens, num_heads, head_dim]
   float *partial_lse;  // [num_splits, num_tokens, num_heads], base 2
-  int32_t *row_parts;  // [num_tokens, num_heads]: how many thread blocks share a row's keys
 };
 
-// The parts of the workspace, as partial_bytes counts them.
+// The parts of the workspace, as attend_workspace_bytes counts them.
 inline AttendLaunch make_launch(const AttendParams &params, const AttendPlan &plan) {
-  AttendLaunch launch = {plan.num_tiles, plan.num_splits, plan.chunk_tiles, plan.num_stages,
-                         nullptr,        nullptr,         nullptr};
+  AttendLaunch launch = {};
+  launch.num_tiles = plan.num_tiles;
+  launch.num_splits = plan.num_splits;
+  launch.chunk_tiles = plan.chunk_tiles;
+  launch.num_stages = plan.num_stages;
   if (plan.num_splits > 1) {
     const int64_t num_rows = params.tables.num_tokens * params.num_heads;
-    launch.partial_out = static_cast<float *>(params.workspace);
+    launch.tickets = static_cast<uint32_t *>(params.workspace);
+    launch.partial_out = reinterpret_cast<float *>(launch.tickets + kMaxTickets);
     launch.partial_lse = launch.partial_out + plan.num_splits * num_rows * params.kv.head_dim;
-    launch.row_parts = reinterpret_cast<int32_t *>(launch.partial_lse + plan.num_splits * num_rows);
   }
   return launch;
 }

@@ -1,0 +1,13 @@
+from types import TracebackType
+from typing import TypeVar
+
+_PinType = TypeVar("_PinType", bound=Pin)
+
+class Pin:
+    @property
+    def num_tokens(self) -> int: ...
+    def unpin(self) -> None: ...
+    def __enter__(self: _PinType) -> _PinType: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...

@@ -1,0 +1,1 @@
+# For the other modules only: nothing of it is visible from Python.
