@@ -28,6 +28,11 @@ cdef list as_list(object value, str name):
     raise InvalidArgumentError(f"{name} must be a list, got {describe(value)}")
 
 
+cdef bint is_number(object value):
+    # Arrays have __index__ too.
+    return PyIndex_Check(value) and not hasattr(value, "__len__")
+
+
 # Memory of one call.
 @cython.final
 cdef class Room:
@@ -100,7 +105,7 @@ cdef class Flat:
         self.counts = <int64_t *> self._counts.reserve(<size_t> self.count * sizeof(int64_t))
         self.values = <int64_t *> self._values.reserve(0)
         for item in items:
-            if PyIndex_Check(item):
+            if is_number(item):
                 raise InvalidArgumentError(f"{name} must be a list of lists of integers, got {describe(item)} in it")
             view_ints(item, f"{name}[{i}]", sizeof(int64_t), &view)
             try:
@@ -125,7 +130,7 @@ cdef Room read_numbers(object value, str name, Py_ssize_t count, bint is_one_eno
     cdef int64_t *numbers = <int64_t *> room.reserve(<size_t> count * sizeof(int64_t))
     cdef int64_t number
     cdef Py_ssize_t i
-    if is_one_enough and PyIndex_Check(value):
+    if is_one_enough and is_number(value):
         number = as_int64(value, name)
         for i in range(count):
             numbers[i] = number
@@ -142,7 +147,7 @@ cdef Room read_numbers(object value, str name, Py_ssize_t count, bint is_one_eno
 
 cdef list spread(object value, str name, Py_ssize_t count):
     # One value for all, or a list of one for each.
-    if PyIndex_Check(value):
+    if is_number(value):
         return [value] * count
     cdef list values = value.tolist() if hasattr(value, "tolist") else as_list(value, name)
     if PyList_GET_SIZE(values) != count:

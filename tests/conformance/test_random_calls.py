@@ -8,11 +8,15 @@ from .caches import ids
 from .marked import MarkedCache, turn
 
 
+POLICIES = ("lru", "lfu", "priority", "fifo", "slru", "s3fifo")
+
+
 class Driver:
     def __init__(self, device, seed, **options):
         self.rng = np.random.default_rng(seed)
         self.cache = MarkedCache(device, int(self.rng.integers(8, 40)), block_size=int(self.rng.integers(1, 6)),
-                                 max_tokens=64, rope=pagedkv.Rope(), formats=("table", "csr"), **options)
+                                 max_tokens=64, rope=pagedkv.Rope(), formats=("table", "csr"),
+                                 eviction=str(self.rng.choice(POLICIES)), **options)
         self.items, self.shifted = [], set()
         self.num_done = dict.fromkeys(self.CALLS, 0)
         self.num_refused = 0
@@ -36,7 +40,9 @@ class Driver:
 
     def call_open(self):
         prompts = [self.prompt() for _ in range(self.draw(3))]
-        for seq, prompt in zip(self.cache.cache.open_many(prompts), prompts):
+        numbers = self.rng.integers(0, 5, (3, len(prompts))) // 4  # mostly 0, so that prompts share
+        salts = [[(3, 7)] if salt else None for salt in numbers[0]]
+        for seq, prompt in zip(self.cache.cache.open_many(prompts, numbers[1], numbers[2], salts=salts), prompts):
             self.items.append(self.cache.adopt(seq, prompt))
 
     def call_fork(self):
@@ -124,11 +130,21 @@ class Driver:
             fresh = self.cache.adopt(marked.seq, prompt)
             marked.tokens, marked.k, marked.v = fresh.tokens, fresh.k, fresh.v
 
+    def call_quota(self):
+        self.cache.cache.set_quota(self.draw(1), int(self.rng.choice([0, self.draw(20)])))
+
+    def call_invalidate(self):
+        self.cache.cache.invalidate(int(self.rng.choice([0, 1, 7, 8, 9])))
+
+    def call_retain(self):
+        for marked in self.choose(1):
+            marked.seq.retain(0, None, self.draw(3))
+
     def call_evict(self):
         self.cache.cache.evict(self.draw(3))
 
     CALLS = ("open", "fork", "step", "step", "step", "discard", "commit", "truncate", "reserve", "close", "reorder",
-             "accept", "shift", "rematch", "evict")
+             "accept", "shift", "rematch", "evict", "quota", "invalidate", "retain")
 
     def run(self, num_calls):
         for _ in range(num_calls):

@@ -84,6 +84,22 @@ def test_a_wrong_open_many_opens_nothing(device, prompts, options):
     assert cache.stats()["num_sequences"] == 0
 
 
+def test_arrays_are_taken_like_lists(device):
+    cache = make_cache(device, 32)
+    seqs = cache.open_many((np.arange(9), np.arange(5, dtype=np.int32)), namespace=np.array([1, 2]), tag=np.int64(3))
+    assert [(seq.namespace, seq.tag) for seq in seqs] == [(1, 3), (2, 3)]
+    for seq in seqs:
+        seq.append([-1] * 6)
+    cache.commit_many(seqs, [np.arange(4), np.arange(5)])
+    cache.truncate_many(seqs, np.array([5, 4]))
+    assert [seq.length for seq in cache.fork_many(seqs, np.int64(4))] == [4, 4]
+    cache.accept(seqs, np.array([2, 1]), [np.array([1]), np.array([], np.int64)])
+    cache.reorder(seqs, np.array([0, 0]))
+    assert [(seq.length, seq.settled_length) for seq in seqs] == [(4, 3), (4, 3)]
+    cache.close_many(seqs)
+    cache.check()
+
+
 def test_calls_without_sequences(device):
     cache = make_cache(device, 8)
     before = take_picture(cache)
