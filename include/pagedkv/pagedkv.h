@@ -521,8 +521,8 @@ PKV_API pkv_status pkv_sequences_accept(pkv_cache *cache, const pkv_sequence *se
                                         int64_t num_kept_tokens, pkv_stream stream);
 
 /* Which open sequences to close to gain n blocks, best victim first: the lowest priority, then by the eviction policy
- * (LRU: least recently stepped; FIFO: opened first; LFU, SLRU, S3FIFO: fewest steps), then the youngest. Writes at most capacity ids; out_count is the full number. OUT_OF_BLOCKS if closing all
- * would not gain n. */
+ * (LRU: least recently stepped; FIFO: opened first; LFU, SLRU, S3FIFO: fewest steps), then the youngest. Writes at most
+ * capacity ids; out_count is the full number. OUT_OF_BLOCKS if closing all would not gain n. */
 PKV_API pkv_status pkv_cache_victims(const pkv_cache *cache, int64_t n, pkv_sequence *out_sequences, int64_t capacity,
                                      int64_t *out_count);
 

@@ -267,6 +267,14 @@ class Sequence {
   }
   void commit(Span<int64_t> tokens) { check(pkv_sequence_commit(cache_.get(), id_, tokens.data(), tokens.size())); }
   void truncate(int64_t length) { check(pkv_sequence_truncate(cache_.get(), id_, length)); }
+  void save(const char *path, pkv_stream stream = PKV_STREAM_OF_SEQUENCE) const {
+    auto io = make_struct<pkv_snapshot_io>();
+    io.path = path;
+    save(io, stream);
+  }
+  void save(const pkv_snapshot_io &io, pkv_stream stream = PKV_STREAM_OF_SEQUENCE) const {
+    check(pkv_sequence_save(cache_.get(), id_, &io, stream));
+  }
   void close(pkv_stream stream = PKV_STREAM_OF_SEQUENCE) {
     check(pkv_sequence_close(cache_.get(), id_, stream));
     id_ = 0;
@@ -309,6 +317,34 @@ class Cache {
     return count;
   }
   void reset() { check(pkv_cache_reset(get())); }
+  // options: null for the saved namespace, regions, priority and tag.
+  Sequence load_sequence(const pkv_snapshot_io &io, const pkv_open_options *options = nullptr,
+                         pkv_stream stream = nullptr) {
+    pkv_sequence id = 0;
+    check(pkv_sequence_load(get(), &io, options, stream, &id));
+    return Sequence(cache_, id);
+  }
+  Sequence load_sequence(const char *path, pkv_stream stream = nullptr) {
+    auto io = make_struct<pkv_snapshot_io>();
+    io.path = path;
+    return load_sequence(io, nullptr, stream);
+  }
+  void save(const pkv_snapshot_io &io, pkv_stream stream = nullptr) { check(pkv_prefix_save(get(), &io, stream)); }
+  void save(const char *path, pkv_stream stream = nullptr) {
+    auto io = make_struct<pkv_snapshot_io>();
+    io.path = path;
+    save(io, stream);
+  }
+  int64_t load(const pkv_snapshot_io &io, pkv_stream stream = nullptr) {
+    int64_t count = 0;
+    check(pkv_prefix_load(get(), &io, stream, &count));
+    return count;
+  }
+  int64_t load(const char *path, pkv_stream stream = nullptr) {
+    auto io = make_struct<pkv_snapshot_io>();
+    io.path = path;
+    return load(io, stream);
+  }
   void set_kv_scales(int32_t layer, Span<float> k_scale, Span<float> v_scale) {  // each [num_kv_heads]
     check(pkv_cache_set_kv_scales(get(), layer, k_scale.data(), v_scale.data()));
   }

@@ -13,6 +13,7 @@ using namespace pkv;
 namespace {
 
 constexpr int32_t kMaxGroups = 1024;
+constexpr int64_t kMaxEvents = int64_t{1} << 32;
 
 Status check_cache(const pkv_cache *cache) { return check_pointer("cache", cache); }
 
@@ -138,6 +139,11 @@ pkv_status pkv_cache_create(const pkv_cache_options *options, pkv_cache **out) {
     PKV_TRY(read_sequence_options(given, &cache_options));
     if (given.low_water < 0) return fail(PKV_INVALID_ARGUMENT, "low_water is %" PRId64 ", negative", given.low_water);
     cache_options.low_water = given.low_water;
+    if (given.event_capacity < 0 || given.event_capacity > kMaxEvents) {
+      return fail(PKV_INVALID_ARGUMENT, "event_capacity is %" PRId64 ", not in 0 to %" PRId64, given.event_capacity,
+                  kMaxEvents);
+    }
+    cache_options.event_capacity = given.event_capacity;
     Backend *backend = nullptr;
     PKV_TRY(open_backend(given.device, &backend));
     const uint64_t block_bytes = cache_options.layout.block_bytes();

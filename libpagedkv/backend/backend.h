@@ -53,6 +53,10 @@ class Backend {
 
   // Small constants (scales) that kernels read: from the host to the device, done at return.
   virtual Status upload(void *destination, const void *source, uint64_t bytes) = 0;
+  // Blocks, for snapshots: from the device to the host, behind what is queued on the stream; done at return.
+  virtual Status download(void *destination, const void *source, uint64_t bytes, pkv_stream stream) = 0;
+  // Returns when everything queued on the stream is done.
+  virtual Status wait(pkv_stream stream) = 0;
   // Every byte becomes `value`; done at return.
   virtual Status fill(void *destination, uint8_t value, uint64_t bytes) = 0;
 

@@ -43,10 +43,8 @@ Hash128 BlockHasher::root(uint64_t namespace_id, uint32_t epoch) const {
 Hash128 BlockHasher::branch(const Hash128 &parent, const Hash128 &root) const {
   const auto multiply = [](uint64_t a, uint64_t b) { return static_cast<uint128_t>(a) * b; };
   const uint64_t *chain = chain_key_;
-  return {fold(multiply(parent.low + chain[1], parent.high + chain[2]) +
-               multiply(root.low + chain[3], root.high + chain[4])),
-          fold(multiply(parent.low + chain[3], parent.high + chain[4]) +
-               multiply(root.low + chain[5], root.high + chain[0]))};
+  return {parent.low ^ fold(multiply(root.low + chain[1], root.high + chain[2])),
+          parent.high ^ fold(multiply(root.low + chain[3], root.high + chain[0]))};
 }
 
 Hash128 BlockHasher::digest_by_nh(const uint64_t *key, const int64_t *tokens, int32_t count) {

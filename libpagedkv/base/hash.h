@@ -31,6 +31,7 @@ class BlockHasher {
   // The parent of a namespace's first blocks: different for different namespaces and epochs, whatever the key.
   Hash128 root(uint64_t namespace_id, uint32_t epoch) const;
   // The parent of a block that a region of another namespace begins with: its own parent, keyed with that root too.
+  // With the same root once more it is undone.
   Hash128 branch(const Hash128 &parent, const Hash128 &root) const;
 
   // Hash of a full block. tokens: [block_size]

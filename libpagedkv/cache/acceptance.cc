@@ -28,7 +28,6 @@ Status Cache::resolve_stream(int64_t num_sequences, pkv_stream *stream) const {
 Status Cache::plan_accept(const int64_t *num_drafts, const int64_t *num_kept, int64_t num_sequences,
                           const int64_t *kept, int64_t num_kept_tokens) {
   PKV_TRY(check_counts("num_kept", num_kept, num_sequences, num_kept_tokens));
-  const int64_t hole_begin = static_cast<int64_t>(first_releasable_) * layout_.block_size();
   moves_.items.clear();
   moves_.items.reserve(static_cast<size_t>(num_sequences));
   for (int64_t i = 0; i < num_sequences; kept += num_kept[i++]) {
@@ -53,11 +52,11 @@ Status Cache::plan_accept(const int64_t *num_drafts, const int64_t *num_kept, in
       return fail(status, "sequences[%" PRId64 "]: %s", i, last_error());
     }
     if (item.first_moved < num_kept[i] &&
-        lowest < static_cast<int64_t>(sequence->released_end) * layout_.block_size()) {
+        lowest < first_writable(*sequence)) {
       return fail(PKV_INVALID_ARGUMENT,
                   "sequences[%" PRId64 "]: rows would move to position %" PRId64
-                  ", but the window gave back positions from %" PRId64 " on",
-                  i, lowest, hole_begin);
+                  ", but the window gave back what stands before %" PRId64,
+                  i, lowest, first_writable(*sequence));
     }
     moves_.items.push_back(item);
   }

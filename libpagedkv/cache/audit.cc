@@ -25,7 +25,8 @@ Status Cache::check() const {
     const auto is_released = [&](int64_t i) { return i >= first_releasable_ && i < sequence.released_end; };
     if (sequence.released_end > sequence.num_blocks ||
         (sequence.released_end > 0 && sequence.released_end <= first_releasable_) ||
-        (sequence.released_end > 0 && check_cut(sequence, sequence.length) != PKV_OK)) {
+        (sequence.released_end > 0 && (check_cut(sequence, sequence.length) != PKV_OK ||
+                                       sequence.settled_length < first_writable(sequence)))) {
       return fail(PKV_INTERNAL, "sequence %zu of length %" PRId64 " gave back its blocks up to %d", index,
                   sequence.length, sequence.released_end);
     }
@@ -55,7 +56,7 @@ Status Cache::check() const {
       const Hash128 parent = chain_hash(sequence.chain, i, hash);
       hash = hasher_.extend(parent, blocks_.tokens(sequence.table[i]));
       if (!record.is_hashed || record.hash != hash || record.parent != parent ||
-          record.is_stale != is_stale(sequence.chain.at(i))) {
+          (is_stale(sequence.chain, i) && !record.is_stale)) {
         return fail(PKV_INTERNAL, "sequence %zu has block %d at %" PRId64 " with a wrong hash or epoch", index,
                     sequence.table[i], i);
       }

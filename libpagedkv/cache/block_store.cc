@@ -123,6 +123,7 @@ void BlockStore::set_hash(int32_t block, const Hash128 &parent, const Hash128 &h
     last_uses_[block] = ++clock_;
     record.is_registered = true;
     ++registrations_;
+    if (events_ != nullptr && !is_stale) events_->tell_stored(block, namespace_id(block));
     return;
   }
   record.previous = twin;
@@ -143,6 +144,7 @@ void BlockStore::drop_hash(int32_t block) {
 void BlockStore::unhash(int32_t block) {
   BlockRecord &record = records_[block];
   assert(record.is_hashed);
+  const bool tells = events_ != nullptr && record.is_registered && !record.is_stale;
   record.is_hashed = record.is_stale = false;
   if (!record.is_registered) {
     BlockRecord &previous = records_[record.previous];
@@ -171,6 +173,9 @@ void BlockStore::unhash(int32_t block) {
     successor.is_registered = true;
     index_.insert(successor.hash, heir);
     ++registrations_;
+    if (tells) events_->tell_moved(heir, namespace_id(heir));
+  } else if (tells) {
+    events_->tell_removed(block, namespace_id(block));
   }
 }
 
@@ -184,10 +189,12 @@ void BlockStore::evict_until(int64_t count) {
 }
 
 void BlockStore::clear_cached() {
+  if (events_ != nullptr) events_->tell_all_cleared();
   for (int32_t block = 0; num_cached_ > 0; ++block) {
     if (is_cached(block)) drop_hash(block);
   }
   eviction_.reset();
+  if (events_ != nullptr) events_->resume();
 }
 
 void BlockStore::set_hint(int32_t block, uint32_t hint) {
@@ -237,6 +244,7 @@ void BlockStore::evict_owned(uint32_t namespace_index, int64_t count) {
 }
 
 int64_t BlockStore::invalidate(uint32_t namespace_index) {
+  if (events_ != nullptr) events_->tell_namespace_cleared(namespaces_[namespace_index].id);
   int64_t num_dropped = 0;
   for (int32_t block = 0; block < num_blocks(); ++block) {
     BlockRecord &record = records_[block];
@@ -246,6 +254,25 @@ int64_t BlockStore::invalidate(uint32_t namespace_index) {
     } else {
       drop_hash(block);
       ++num_dropped;
+    }
+  }
+  if (events_ != nullptr) events_->resume();
+  return num_dropped;
+}
+
+int64_t BlockStore::forget_all_but(const std::vector<bool> &is_kept) {
+  int64_t num_dropped = 0;
+  for (int32_t block = 0; block < num_blocks(); ++block) {
+    BlockRecord &record = records_[block];
+    if (!record.is_registered || record.is_stale || is_kept[static_cast<size_t>(block)]) continue;
+    if (record.holders == 0) {
+      drop_hash(block);
+      ++num_dropped;
+      continue;
+    }
+    if (events_ != nullptr) events_->tell_removed(block, namespace_id(block));
+    for (int32_t twin = block; twin != kNoBlock; twin = twin == block ? record.duplicates : records_[twin].next) {
+      records_[twin].is_stale = true;
     }
   }
   return num_dropped;

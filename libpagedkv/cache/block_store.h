@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "cache/block_record.h"
+#include "cache/events.h"
 #include "cache/eviction.h"
 #include "cache/namespaces.h"
 #include "cache/prefix_index.h"
@@ -35,6 +36,9 @@ class BlockStore {
  public:
   // With is_indexed false nothing is ever hashed. Throws std::bad_alloc.
   BlockStore(std::shared_ptr<Pool> pool, int32_t block_size, bool is_indexed, pkv_eviction eviction);
+
+  // Who is told what can be hit; null: nobody. It outlives the store.
+  void set_events(EventLog *events) { events_ = events; }
 
   int64_t num_blocks() const { return records_.size(); }
   int64_t num_uncached() const { return num_uncached_; }
@@ -113,6 +117,9 @@ class BlockStore {
   // Makes the cached blocks of a namespace uncached and the hashed ones that are held stale; how many were cached.
   int64_t invalidate(uint32_t namespace_index);
 
+  // The same for whatever is registered and not kept [num_blocks].
+  int64_t forget_all_but(const std::vector<bool> &is_kept);
+
   bool is_cached(int32_t block) const { return records_[block].holders == 0 && records_[block].is_registered; }
   // Hits by the number of other uses in between: [i] from 2^i on. Any thread.
   int64_t reuse_distance(int i) const { return reuse_distance_[i].load(std::memory_order_relaxed); }
@@ -126,6 +133,7 @@ class BlockStore {
   void uncount_cached(int32_t block);
   void unhash(int32_t block);
   void forget(int32_t block);
+  uint64_t namespace_id(int32_t block) const { return namespaces_[records_[block].namespace_index].id; }
   void evict(int32_t block);
   void evict_victims(int64_t count, int32_t *out_blocks);
   void append_owned(NamespaceRecord *owner, int32_t block);
@@ -147,6 +155,7 @@ class BlockStore {
     int32_t previous = kNoBlock, next = kNoBlock;
   };
   std::vector<OwnedLink> owned_links_;  // [num_blocks] once there was a quota
+  EventLog *events_ = nullptr;
   int64_t num_uncached_ = 0;
   int64_t num_cached_ = 0;
   int64_t evictions_ = 0;

@@ -28,15 +28,18 @@ Cache::Cache(Backend *backend, const CacheOptions &options, std::shared_ptr<Pool
       layout_(options.layout),
       block_math_(options.layout.block_size()),
       prefix_caching_(options.prefix_caching),
-      // The next query of a sequence always finds its last token: a block's hash needs its parent's.
-      window_(options.window == 0 ? 0 : std::max<int64_t>(options.window, 2)),
+      // Never so short that the parent of the next block to be hashed is given back.
+      window_(options.window == 0 ? 0 : std::max<int64_t>(options.window, options.layout.block_size() + 1)),
       first_releasable_(
           static_cast<int32_t>(divide_up(std::min(options.sinks, kMaxLength), options.layout.block_size()))),
       rope_(options.rope),
       pool_(pool),
       hasher_(options.hash_seed, options.layout.block_size()),
+      events_(options.event_capacity > 0 ? std::make_unique<EventLog>(options.event_capacity, pool->num_blocks())
+                                         : nullptr),
       blocks_(std::move(pool), options.layout.block_size(), options.prefix_caching, options.eviction),
       low_water_(options.low_water) {
+  blocks_.set_events(events_.get());
   if (options.partial_reuse && prefix_caching_) partial_index_ = std::make_unique<PartialIndex>(num_blocks());
   publish();
 }
@@ -205,6 +208,12 @@ void Cache::publish() {
   board_.publish(values);
 }
 
+Status Cache::read_events(pkv_event *out, int64_t capacity, int64_t *out_count) const {
+  if (events_ == nullptr) return fail(PKV_UNSUPPORTED, "the cache was made with event_capacity 0: it makes no events");
+  *out_count = events_->ring().read(out, capacity);
+  return PKV_OK;
+}
+
 void Cache::get_stats(pkv_cache_stats *out) const {
   const StatsBoard::Values values = board_.read();
   out->num_blocks = num_blocks();
@@ -228,6 +237,8 @@ void Cache::get_stats(pkv_cache_stats *out) const {
   out->pinned_blocks = values[kPinnedBlocks];
   out->num_namespaces = values[kNumNamespaces];
   for (int i = 0; i < kNumReuseDistances; ++i) out->reuse_distance[i] = blocks_.reuse_distance(i);
+  out->num_events = events_ == nullptr ? 0 : events_->ring().num_events();
+  out->dropped_events = events_ == nullptr ? 0 : events_->ring().num_dropped();
   out->is_failed = static_cast<int32_t>(values[kIsFailed]);
   out->block_bytes = layout_.block_bytes();
   out->base = pool_->base();

@@ -6,7 +6,8 @@
 // cache.cc: creation, counts, eviction, victims. sequences.cc: the life of a sequence. step.cc: appending.
 // sequence_batches.cc: many sequences in one call. acceptance.cc, shift.cc: rows moved inside a sequence. window.cc: cuts,
 // and what a sliding window gives back. partial_reuse.cc: hits inside a block. quotas.cc: what namespaces may have.
-// prefixes.cc: prefixes without a sequence, pins, retention. audit.cc: check and explain.
+// prefixes.cc: prefixes without a sequence, pins, retention. snapshot_save.cc, snapshot_load.cc, prefix_tree.cc:
+// snapshots. audit.cc: check and explain.
 #pragma once
 
 #include <memory>
@@ -18,6 +19,7 @@
 #include "base/shared_array.h"
 #include "cache/block_store.h"
 #include "cache/deadlines.h"
+#include "cache/events.h"
 #include "cache/layout.h"
 #include "cache/partial_index.h"
 #include "cache/sequence.h"
@@ -25,6 +27,25 @@
 #include "pool/pool.h"
 
 namespace pkv {
+
+// A block that can be hit, and the place of its parent in the list that it stands in; -1 for a first one.
+struct TreeEntry {
+  int32_t block;
+  int64_t parent;
+};
+
+// A block of a prefix tree that is loaded.
+struct TreeBlock {
+  int64_t node;    // its row among the tokens
+  int64_t parent;  // in the tree; -1 for a first block
+  Hash128 extended, hash;  // what its hash extends, as by chain_hash
+  uint32_t namespace_index;
+  int64_t source, depth, start;  // as in ReblockedNode
+  int32_t block;  // where it is registered already, or kNoBlock
+};
+
+struct Snapshot;
+class SnapshotSink;
 
 struct CacheOptions {
   Layout layout;
@@ -37,6 +58,7 @@ struct CacheOptions {
   RopeParams rope = {};  // by base; rotary_dim 0: the cache does not know how K is rotated
   pkv_eviction eviction = PKV_EVICTION_LRU;
   int64_t low_water = 0;
+  int64_t event_capacity = 0;  // 0: no events
 };
 
 // One sequence's part of a step: what it was before, and what was done. Kept by the batch for discard().
@@ -176,6 +198,13 @@ class Cache {
                    int64_t num_tokens, Step *step);
   Status apply_step(const int64_t *tokens, Step *step);
   Status discard_step(Step *step);
+  // Snapshots. stream: PKV_STREAM_OF_SEQUENCE for save_sequence only. options: null for what was saved.
+  Status save_sequence(pkv_sequence id, const pkv_snapshot_io &io, pkv_stream stream);
+  Status load_sequence(const pkv_snapshot_io &io, const pkv_open_options *options, pkv_stream stream,
+                       pkv_sequence *out);
+  Status save_prefixes(const pkv_snapshot_io &io, pkv_stream stream);
+  Status load_prefixes(const pkv_snapshot_io &io, pkv_stream stream, int64_t *out_num_blocks);
+
   // The cache is unusable from now on; returns status.
   Status mark_failed(Status status);
 
@@ -187,6 +216,9 @@ class Cache {
   Status check() const;
   Status explain(int32_t block, std::string *out) const;
   void get_stats(pkv_cache_stats *out) const;  // all but struct_size; any thread
+
+  // One thread at a time, whatever mutates the cache. UNSUPPORTED without event_capacity.
+  Status read_events(pkv_event *out, int64_t capacity, int64_t *out_count) const;
 
   const Layout &layout() const { return layout_; }
   Backend *backend() const { return backend_; }
@@ -207,7 +239,6 @@ class Cache {
   Status find_all(const pkv_sequence *ids, int64_t num_sequences);  // into found_; each once
   Status make_records(int64_t count);  // closed ones, as many at least
   Sequence *closed_record(int64_t i, pkv_sequence *out_id) const;  // the i-th that will be opened
-  Status take_sequence(Sequence **out, pkv_sequence *out_id);
   // Room for so many blocks. Throws std::bad_alloc; else only the capacity changes.
   void ensure_table(Sequence *sequence, int64_t num_blocks) {
     if (sequence->table.size() < num_blocks) grow_table(sequence, num_blocks);
@@ -220,8 +251,12 @@ class Cache {
   }
   Hash128 enter_scopes(const Chain &chain, int64_t block_index, const Hash128 &previous) const;
   Hash128 previous_hash(const Sequence &sequence, int64_t block_index) const;
-  // The namespace is no longer what it was when the chain began: what it keys is not found any more.
-  bool is_stale(const Scope &scope) const { return blocks_.namespaces()[scope.index].epoch != scope.epoch; }
+  // A namespace up to this block is no longer what it was when the chain began: the block is not found any more.
+  bool is_stale(const Chain &chain, int64_t block_index) const {
+    return chain.regions.empty() ? is_over(chain.first) : is_any_over(chain, block_index);
+  }
+  bool is_over(const Scope &scope) const { return blocks_.namespaces()[scope.index].epoch != scope.epoch; }
+  bool is_any_over(const Chain &chain, int64_t block_index) const;
   // The chain of a sequence to be opened; namespaces that are not there are made, or in the const one left out: they get
   // kNoNamespace. Throws std::bad_alloc.
   Status make_chain(const pkv_open_options &options, Chain *out);
@@ -258,10 +293,15 @@ class Cache {
   Status check_references() const;
   void match_prefix(const Sequence &sequence, const int64_t *tokens, int64_t num_tokens, int64_t *out_num_blocks);
   void match_partial(const Sequence &sequence, const int64_t *tokens, int64_t num_tokens, OpenItem *item) const;
+  void note_registered(int32_t block, const Hash128 &parent) {
+    if (partial_index_ == nullptr || !blocks_.record(block).is_registered) return;
+    partial_index_->insert(parent, blocks_.tokens(block)[0], block);
+  }
   int64_t find_partial(const Chain &chain, const Hash128 &previous, int64_t index, const int64_t *tokens,
                        int64_t num_tokens, int32_t *out_block) const;
   void take_prefix(Sequence *sequence, const int32_t *blocks, const OpenItem &item);
   void drop_partial(Sequence *sequence);
+  void count_hit(const Sequence &sequence, int64_t num_tokens, int64_t num_partial);
   bool is_borrowed(const Sequence &sequence, int64_t block_index) const;
   Status plan_open(int64_t i, const int64_t *tokens, int64_t num_tokens, const pkv_open_options &options,
                    OpenItem *item);
@@ -282,12 +322,25 @@ class Cache {
   int64_t num_released(const Sequence &sequence) const {  // table entries without a block
     return sequence.released_end == 0 ? 0 : sequence.released_end - first_releasable_;
   }
+  // Rows may move from here on: behind what the window gave back, and one block that is the parent of what follows.
+  int64_t first_writable(const Sequence &sequence) const {
+    return sequence.released_end == 0 ? 0 : (sequence.released_end + int64_t{1}) * layout_.block_size();
+  }
   Status plan_accept(const int64_t *num_drafts, const int64_t *num_kept, int64_t num_sequences, const int64_t *kept,
                      int64_t num_kept_tokens);
   void replace_for_writing(Sequence *sequence, int64_t block_index, const int32_t **next_new);
   Status run_moves(int64_t rotation, pkv_stream stream);
   Status resolve_stream(int64_t num_sequences, pkv_stream *stream) const;
   Status plan_replaced_quotas();
+  Status check_snapshot_stream(pkv_stream stream) const;
+  Status read_scales(std::vector<float> *out) const;
+  Status check_scales(const Snapshot &snapshot) const;
+  void collect_tree(uint32_t left_out_namespace, std::vector<TreeEntry> *out) const;
+  Status write_blocks(const Snapshot &snapshot, const int32_t *blocks, pkv_stream stream, SnapshotSink *sink);
+  void plan_tree(const Snapshot &snapshot, std::vector<TreeBlock> *out, std::vector<int64_t> *out_tokens);
+  Status check_tree_quotas(const std::vector<TreeBlock> &tree);
+  Status upload_block(int32_t block, const std::vector<char> &bytes);
+  Status check_room(int64_t num_total, int64_t num_needed, int64_t num_protected);
   void settle_to(Sequence *sequence, int64_t position, int64_t first_new, std::vector<HashedBlock> *hashed_blocks);
   void append_tokens(const StepItem &item, const int64_t *tokens, Step *step);
   void write_tokens(Sequence *sequence, int64_t first, int64_t end, const int64_t *tokens, bool registers);
@@ -303,6 +356,7 @@ class Cache {
   const RopeParams rope_;
   const std::shared_ptr<Pool> pool_;
   const BlockHasher hasher_;
+  const std::unique_ptr<EventLog> events_;  // null: nobody asks
   BlockStore blocks_;
   DeviceMemory scales_;  // float32 [num_layers, K | V, num_kv_heads]
   bool is_failed_ = false;
@@ -323,6 +377,8 @@ class Cache {
   MovePlan moves_;
   std::vector<QuotaEviction> quota_evictions_;  // of calls that are no steps
   const int64_t low_water_;
+
+  bool has_regions_ = false;  // some sequence had, or has, more than one namespace
 
   std::vector<Pin> pins_;  // by index; those that are not pinned are in unused_pins_
   std::vector<uint32_t> unused_pins_;

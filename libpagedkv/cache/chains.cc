@@ -22,15 +22,15 @@ Status read_chain(const pkv_open_options &options, int32_t block_size, const Nam
                   before);
     }
   }
-  const auto make_scope = [&](int64_t first_block, uint64_t id) {
+  const auto make_scope = [&](int64_t start, uint64_t id) {
     const uint32_t index = find_record(id);
-    return Scope{first_block, id, index, index == kNoNamespace ? 0 : namespaces[index].epoch};
+    return Scope{start, start / block_size, id, index, index == kNoNamespace ? 0 : namespaces[index].epoch};
   };
   out->first = make_scope(0, options.namespace_id);
   out->regions.clear();
   out->regions.reserve(static_cast<size_t>(options.num_regions));
   for (int64_t i = 0; i < options.num_regions; ++i) {
-    out->regions.push_back(make_scope(options.regions[i].start / block_size, options.regions[i].namespace_id));
+    out->regions.push_back(make_scope(options.regions[i].start, options.regions[i].namespace_id));
   }
   return PKV_OK;
 }
@@ -38,6 +38,7 @@ Status read_chain(const pkv_open_options &options, int32_t block_size, const Nam
 }  // namespace
 
 Status Cache::make_chain(const pkv_open_options &options, Chain *out) {
+  has_regions_ = has_regions_ || options.num_regions > 0;
   Namespaces &namespaces = blocks_.namespaces();
   return read_chain(options, layout_.block_size(), namespaces,
                     [&](uint64_t id) { return namespaces.find_or_create(id); }, out);
@@ -63,12 +64,25 @@ void Cache::leave_records(const Sequence &sequence) {
   blocks_.eviction().release_level(sequence.level);
 }
 
+// A block is what it is by its tokens, its namespace and the block before it; where the region began does not matter.
 Hash128 Cache::enter_scopes(const Chain &chain, int64_t block_index, const Hash128 &previous) const {
-  Hash128 hash = block_index == 0 ? hasher_.root(chain.first.id, chain.first.epoch) : previous;
+  const Scope &scope = chain.at(block_index);
+  if (block_index == 0) return hasher_.root(scope.id, scope.epoch);
+  if (chain.at(block_index - 1).id == scope.id) return previous;
+  return hasher_.branch(previous, hasher_.root(scope.id, scope.epoch));
+}
+
+bool Cache::is_any_over(const Chain &chain, int64_t block_index) const {
+  const Scope *scope = &chain.first;
+  int64_t first_block = 0;
   for (const Scope &region : chain.regions) {
-    if (region.first_block == block_index) hash = hasher_.branch(hash, hasher_.root(region.id, region.epoch));
+    if (region.first_block > block_index) break;
+    // Of a region that covers no block nothing depends.
+    if (region.first_block > first_block && is_over(*scope)) return true;
+    scope = &region;
+    first_block = region.first_block;
   }
-  return hash;
+  return is_over(*scope);
 }
 
 void Cache::find_prefix(const Chain &chain, int32_t previous, const int64_t *tokens, int64_t first, int64_t end,

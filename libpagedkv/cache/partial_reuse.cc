@@ -56,9 +56,6 @@ void Cache::drop_partial(Sequence *sequence) {
   sequence->settled_length = sequence->num_cached_tokens = sequence->step_start = sequence->length;
   sequence->borrows_last = false;
   ++sequence->table_version;
-  hit_tokens_ -= dropped;
-  blocks_.namespaces().change(sequence->chain.first.index).hit_tokens -= dropped;
-  partial_hit_tokens_ -= dropped;
 }
 
 // Whether a write into this block of the sequence must copy it although nobody else may hold it.

@@ -57,6 +57,14 @@ Status Cache::invalidate_namespace(uint64_t id, int64_t *out_count) {
   Namespaces &namespaces = blocks_.namespaces();
   const uint32_t index = namespaces.find(id);
   if (index == kNoNamespace) return PKV_OK;
+  // What is left in other namespaces, once those blocks are gone, and could never be hit again.
+  std::vector<bool> is_kept;
+  if (has_regions_) {
+    std::vector<TreeEntry> kept;
+    collect_tree(index, &kept);
+    is_kept.resize(static_cast<size_t>(num_blocks()));
+    for (const TreeEntry &entry : kept) is_kept[static_cast<size_t>(entry.block)] = true;
+  }
   for (uint32_t i = 0; i < pins_.size(); ++i) {
     const std::vector<int32_t> &pinned = pins_[i].blocks;
     const auto is_of_namespace = [&](int32_t block) { return blocks_.record(block).namespace_index == index; };
@@ -64,6 +72,7 @@ Status Cache::invalidate_namespace(uint64_t id, int64_t *out_count) {
   }
   ++namespaces.change(index).epoch;
   *out_count = blocks_.invalidate(index);
+  if (has_regions_) *out_count += blocks_.forget_all_but(is_kept);
   ++serial_;
   publish();
   return PKV_OK;

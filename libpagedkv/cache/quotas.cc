@@ -79,6 +79,7 @@ Status Cache::plan_quotas(Step *step) {
     plan(item.old_num_blocks, divide_up(item.old_length + item.count, block_size));
   }
   finish_quota_plan(&step->quota_evictions);
+  publish();
   return status;
 }
 
@@ -103,7 +104,6 @@ void Cache::finish_quota_plan(std::vector<QuotaEviction> *evictions) {
     eviction.num_blocks = std::max<int64_t>(record.held + record.cached + record.planned - record.quota, 0);
     record.planned = 0;
   }
-  publish();
 }
 
 void Cache::evict_over_quota(const std::vector<QuotaEviction> &evictions) {

@@ -18,6 +18,7 @@ constexpr int64_t disguise_draft(int64_t token) { return -2 - token; }
 
 // What a token history is keyed with from a block on: a namespace, as it was when the history began.
 struct Scope {
+  int64_t start = 0;  // in tokens; the block that it lies in belongs to it as a whole
   int64_t first_block = 0;
   uint64_t id = 0;
   uint32_t index = 0;  // of its record

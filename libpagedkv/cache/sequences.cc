@@ -91,10 +91,13 @@ void Cache::take_prefix(Sequence *sequence, const int32_t *blocks, const OpenIte
   sequence->length += num_tokens;
   sequence->borrows_last = item.partial_block != kNoBlock;
   sequence->settled_length = sequence->num_cached_tokens = sequence->step_start = sequence->length;
-  hit_tokens_ += num_tokens;
-  blocks_.namespaces().change(sequence->chain.first.index).hit_tokens += num_tokens;
-  partial_hit_tokens_ += item.partial_tokens;
   ++sequence->table_version;
+}
+
+void Cache::count_hit(const Sequence &sequence, int64_t num_tokens, int64_t num_partial) {
+  hit_tokens_ += num_tokens;
+  partial_hit_tokens_ += num_partial;
+  blocks_.namespaces().change(sequence.chain.first.index).hit_tokens += num_tokens;
 }
 
 // Fills in the i-th closed record and looks for its prefix, which is left in matched_. The record is still closed: nobody
@@ -126,6 +129,7 @@ void Cache::finish_open(const OpenItem &item, const int32_t *blocks, int64_t num
   sequence->is_open = true;
   enter_records(*sequence);
   take_prefix(sequence, blocks, item);
+  count_hit(*sequence, sequence->length, item.partial_tokens);
   queried_tokens_ += num_tokens;
   blocks_.namespaces().change(sequence->chain.first.index).queried_tokens += num_tokens;
   sequence->change_serial = sequence->opened_serial = sequence->stepped_serial = ++serial_;
@@ -183,8 +187,10 @@ Status Cache::rematch(pkv_sequence id, const int64_t *tokens, int64_t num_tokens
   match_prefix(*sequence, tokens, num_tokens, &item.num_hit);
   match_partial(*sequence, tokens, num_tokens, &item);
   ensure_table(sequence, sequence->num_blocks + item.num_hit + 1);
+  const int64_t old_length = sequence->length, old_partial = sequence->borrows_last ? old_length % block_size : 0;
   if (sequence->borrows_last) drop_partial(sequence);
   if (item.num_hit > 0 || item.partial_block != kNoBlock) take_prefix(sequence, matched_.data(), item);
+  count_hit(*sequence, sequence->length - old_length, item.partial_tokens - old_partial);
   *out_num_cached = sequence->num_cached_tokens;
   finish_call(sequence);
   return PKV_OK;
@@ -284,6 +290,7 @@ Status Cache::reserve(pkv_sequence id, int64_t num_tokens) {
       quota_evictions_.clear();
       const Status status = plan_quota_growth(*sequence, first, first + needed, 0, &quota_evictions_);
       finish_quota_plan(&quota_evictions_);
+      publish();
       PKV_TRY(status);
       evict_over_quota(quota_evictions_);
     }
@@ -373,11 +380,12 @@ void Cache::settle_to(Sequence *sequence, int64_t position, int64_t first_new,
     for (int64_t j = 0; j < run; ++j, ++i) {
       const int32_t block = table[i];
       if (blocks_.record(block).is_hashed) continue;
-      blocks_.set_hash(block, parents[j], hashes[j], is_stale(chain.at(i)));
-      if (i > 0 && table[i - 1] != kNoBlock) blocks_.set_child(table[i - 1], block);
-      if (partial_index_ != nullptr && blocks_.record(block).is_registered) {
-        partial_index_->insert(parents[j], blocks_.tokens(block)[0], block);
+      if (events_ != nullptr) {
+        events_->name(block, i == 0 ? kNoBlock : table[i - 1], chain.at(i).id, blocks_.tokens(block), block_size);
       }
+      blocks_.set_hash(block, parents[j], hashes[j], is_stale(chain, i));
+      if (i > 0) blocks_.set_child(table[i - 1], block);
+      note_registered(block, parents[j]);
       if (hashed_blocks != nullptr && (i + 1) * block_size > first_new) {
         HashedBlock &hashed = hashed_blocks->emplace_back();  // filled in place: a copy would wait for its parts
         hashed.block = block;

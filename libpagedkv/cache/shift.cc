@@ -27,9 +27,9 @@ Status Cache::shift(pkv_sequence id, int64_t start, int64_t count, pkv_stream st
   }
   const int64_t block_size = layout_.block_size(), new_length = sequence->length - count;
   PKV_TRY(check_cut(*sequence, new_length));
-  if (start < new_length && start < sequence->released_end * block_size) {
-    return fail(PKV_INVALID_ARGUMENT, "start is %" PRId64 ", but the window gave back positions up to %" PRId64, start,
-                sequence->released_end * block_size - 1);
+  if (start < new_length && start < first_writable(*sequence)) {
+    return fail(PKV_INVALID_ARGUMENT, "start is %" PRId64 ", but the window gave back what stands before %" PRId64, start,
+                first_writable(*sequence));
   }
   PKV_TRY(resolve_stream(1, &stream));
   if (count == 0) return PKV_OK;

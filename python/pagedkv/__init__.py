@@ -27,6 +27,7 @@ from pagedkv._pool import Pool, cuda_info, device_info
 from pagedkv._layout import Layout
 from pagedkv._cache import Cache
 from pagedkv._sequence import Sequence
+from pagedkv._snapshot import block_hash
 from pagedkv._pin import Pin
 from pagedkv._batch import Batch
 from pagedkv._attention import Rope, isa, merge_states, num_threads, set_isa, set_num_threads
@@ -51,6 +52,7 @@ __all__ = [
     "Rope",
     "Sequence",
     "UnsupportedError",
+    "block_hash",
     "cuda_info",
     "device_info",
     "get_cmake_dir",

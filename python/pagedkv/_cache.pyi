@@ -3,6 +3,7 @@ from collections.abc import Sequence as Collection
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
+import numpy as np
 import numpy.typing as npt
 
 from pagedkv._arrays import Buffer, Integers, Stream
@@ -11,6 +12,7 @@ from pagedkv._batch import Batch
 from pagedkv._layout import Layout
 from pagedkv._pin import Pin
 from pagedkv._sequence import Sequence
+from pagedkv._snapshot import Source, Target
 from pagedkv._tensors import ArrayLike
 
 Eviction = Literal["lru", "lfu", "priority", "fifo", "slru", "s3fifo"]
@@ -29,6 +31,7 @@ class Cache:
         buffer: Buffer | None = None,
         hash_seed: int = 0,
         low_water: int = 0,
+        event_capacity: int = 0,
         window: int | None = None,
         sinks: int = 0,
         partial_reuse: bool = False,
@@ -80,6 +83,17 @@ class Cache:
     def zero_uncached(self, stream: Stream = 0) -> int: ...
     def victims(self, n: int) -> list[Sequence]: ...
     def reset(self) -> None: ...
+    def load_sequence(
+        self,
+        file: Source,
+        namespace: int | None = None,
+        priority: int | None = None,
+        tag: int | None = None,
+        stream: Stream = 0,
+    ) -> Sequence: ...
+    def save(self, file: Target, stream: Stream = 0) -> None: ...
+    def load(self, file: Source, stream: Stream = 0) -> int: ...
+    def read_events(self, max_events: int | None = None) -> npt.NDArray[np.void]: ...
     def batch(
         self,
         max_sequences: int,

@@ -19,19 +19,18 @@ from pagedkv._batch cimport Batch
 from pagedkv._dlpack cimport DL_UINT, find_device, make_capsule, make_lease
 from pagedkv._errors import BusyError, InvalidArgumentError
 from pagedkv._errors cimport check
+from pagedkv._prefixes import invalidate, namespace_stats, pin, probe, set_quota, touch
 from pagedkv._sequences import accept, close_many, commit_many, fork_many, open_many, reorder, truncate_many
 from pagedkv._memory cimport set_memory
-from pagedkv._pin cimport make_pin
 from pagedkv._pool cimport export_blocks
 from pagedkv._prompt cimport Prompt, read_prompt, release_prompt
+from pagedkv._snapshot cimport load_prefixes, load_sequence, save_prefixes
 from pagedkv.abi cimport (
     PKV_EVICTION_FIFO, PKV_EVICTION_LFU, PKV_EVICTION_LRU, PKV_EVICTION_PRIORITY, PKV_EVICTION_S3FIFO,
     PKV_EVICTION_SLRU, PKV_OFF, PKV_ON, PKV_STREAM_OF_SEQUENCE, pkv_cache_block_ptr, pkv_cache_check, pkv_cache_create,
-    pkv_cache_destroy, pkv_cache_evict, pkv_cache_explain, pkv_cache_get_stats, pkv_cache_options, pkv_cache_reset,
-    pkv_cache_set_kv_scales, pkv_cache_victims, pkv_cache_zero_uncached, pkv_eviction, pkv_layout,
-    pkv_namespace_get_stats, pkv_namespace_invalidate, pkv_namespace_set_quota, pkv_namespace_stats, pkv_pin,
-    pkv_prefix_pin, pkv_prefix_probe, pkv_prefix_touch, pkv_rope, pkv_sequence_close, pkv_sequence_open,
-    pkv_status, pkv_stream)
+    pkv_cache_destroy, pkv_cache_evict, pkv_cache_explain, pkv_cache_get_stats, pkv_cache_options, pkv_cache_read_events,
+    pkv_cache_reset, pkv_cache_set_kv_scales, pkv_cache_victims, pkv_cache_zero_uncached, pkv_event, pkv_eviction, pkv_layout,
+    pkv_rope, pkv_sequence_close, pkv_sequence_open, pkv_status, pkv_stream)
 
 cdef dict EVICTIONS = {
     "lru": <int> PKV_EVICTION_LRU,
@@ -41,18 +40,23 @@ cdef dict EVICTIONS = {
     "slru": <int> PKV_EVICTION_SLRU,
     "s3fifo": <int> PKV_EVICTION_S3FIFO,
 }
+# pkv_event.
+EVENT = numpy.dtype([("serial", "u8"), ("kind", "i4"), ("block", "i4"), ("namespace", "u8"), ("hash", "V32"),
+                     ("parent", "V32")])
+cdef int64_t EVENTS_AT_ONCE = 4096
 
 
 @cython.no_gc_clear
 cdef class Cache:
     """Cache(layout, num_blocks=None, memory=None, device="auto", prefix_caching=True, eviction="lru", buffer=None, \
-hash_seed=0, low_water=0, window=None, sinks=0, partial_reuse=False, rope=None)\n--\n\n\
+hash_seed=0, low_water=0, event_capacity=0, window=None, sinks=0, partial_reuse=False, rope=None)\n--\n\n\
 Token sequences over blocks of one device, with a prefix cache.
 
     The size is given by num_blocks, by memory ("20GiB", bytes as an int, or a float: a share of the free memory), or by
     buffer, writable memory to use in place of an allocation (as in Pool). device: "host", "cuda", "cuda:1" or "auto".
     eviction: which cached block goes first, "lru", "lfu", "fifo", "slru", "s3fifo" or "priority". low_water: uncached
-    blocks that evict() keeps ready. hash_seed: key of the local block hash, 0 for a random one.
+    blocks that evict() keeps ready. hash_seed: key of the local block hash, 0 for a random one. event_capacity: how many
+    events are kept until read_events() takes them, 0 for no events.
 
     window: the sliding window of the model in tokens. Blocks that no later query can see are released, but for those of
     the first `sinks` tokens. partial_reuse: open also takes a block that shares only its first tokens with the prompt.
@@ -63,7 +67,8 @@ Token sequences over blocks of one device, with a prefix cache.
     close() raises BusyError."""
 
     def __init__(self, layout, num_blocks=None, memory=None, device="auto", prefix_caching=True, eviction="lru",
-                 buffer=None, hash_seed=0, low_water=0, window=None, sinks=0, partial_reuse=False, rope=None):
+                 buffer=None, hash_seed=0, low_water=0, event_capacity=0, window=None, sinks=0, partial_reuse=False,
+                 rope=None):
         cdef pkv_cache_options options
         cdef pkv_rope rotation
         cdef pkv_cache_stats stats
@@ -101,6 +106,7 @@ Token sequences over blocks of one device, with a prefix cache.
         options.prefix_caching = PKV_ON if prefix_caching else PKV_OFF
         options.eviction = <pkv_eviction> <int> EVICTIONS[eviction]
         options.hash_seed = as_uint64(hash_seed, "hash_seed")
+        options.event_capacity = as_int64(event_capacity, "event_capacity")
         options.low_water = as_int64(low_water, "low_water")
         if window is not None:
             options.window = as_positive(window, "window")
@@ -207,82 +213,15 @@ Token sequences over blocks of one device, with a prefix cache.
             release_prompt(&prompt)
         return self.adopt(id)
 
-    # Many in one call: their documents stand with them.
+    # ---- Many sequences in one call, by functions of another file
+
     open_many, fork_many, commit_many, truncate_many = open_many, fork_many, commit_many, truncate_many
     close_many, reorder, accept = close_many, reorder, accept
 
-    # ---- Prefixes and namespaces
+    # ---- Prefixes and namespaces, by functions of another file
 
-    def probe(self, tokens, namespace=0, salts=None):
-        """How many of the tokens open() would find cached now; takes nothing and counts as no use."""
-        cdef int64_t num_cached = 0
-        cdef Prompt prompt
-        read_prompt(tokens, namespace, salts, &prompt)
-        try:
-            self.enter()
-            check(pkv_prefix_probe(self._cache, prompt.tokens, prompt.num_tokens, &prompt.options, &num_cached))
-        finally:
-            release_prompt(&prompt)
-        return num_cached
-
-    def touch(self, tokens, namespace=0, salts=None):
-        """Counts as a use of the cached full blocks of tokens; how many tokens they hold."""
-        cdef int64_t num_touched = 0
-        cdef Prompt prompt
-        read_prompt(tokens, namespace, salts, &prompt)
-        try:
-            self.enter()
-            check(pkv_prefix_touch(self._cache, prompt.tokens, prompt.num_tokens, &prompt.options, &num_touched))
-        finally:
-            release_prompt(&prompt)
-        return num_touched
-
-    def pin(self, tokens, namespace=0, salts=None, ttl=None):
-        """Keeps the cached full blocks of tokens until unpin(), or for ttl seconds. NotFoundError if none is cached."""
-        cdef pkv_pin id = 0
-        cdef int64_t num_pinned = 0, ttl_ms = as_milliseconds(ttl, "ttl")
-        cdef Prompt prompt
-        read_prompt(tokens, namespace, salts, &prompt)
-        try:
-            self.enter()
-            check(pkv_prefix_pin(self._cache, prompt.tokens, prompt.num_tokens, &prompt.options, ttl_ms, &id,
-                                 &num_pinned))
-        finally:
-            release_prompt(&prompt)
-        return make_pin(self, id, num_pinned)
-
-    def invalidate(self, namespace):
-        """Forgets everything cached in a namespace, for open sequences too; how many cached blocks became uncached."""
-        cdef int64_t count = 0
-        cdef uint64_t id = as_uint64(namespace, "namespace")
-        self.enter()
-        check(pkv_namespace_invalidate(self._cache, id, &count))
-        return count
-
-    def set_quota(self, namespace, max_blocks):
-        """The most blocks that a namespace may have, held and cached together; 0 for no limit."""
-        cdef uint64_t id = as_uint64(namespace, "namespace")
-        cdef int64_t count = as_int64(max_blocks, "max_blocks")
-        self.enter()
-        check(pkv_namespace_set_quota(self._cache, id, count))
-
-    def namespace_stats(self, namespace):
-        """Counts and counters of a namespace, at any time from any thread. NotFoundError if nothing is of it."""
-        cdef pkv_namespace_stats stats
-        cdef uint64_t id = as_uint64(namespace, "namespace")
-        self.require_open()
-        memset(&stats, 0, sizeof(stats))
-        stats.struct_size = sizeof(stats)
-        check(pkv_namespace_get_stats(self._cache, id, &stats))
-        return {
-            "held_blocks": stats.held_blocks,
-            "cached_blocks": stats.cached_blocks,
-            "quota": stats.quota,
-            "num_sequences": stats.num_sequences,
-            "queried_tokens": stats.queried_tokens,
-            "hit_tokens": stats.hit_tokens,
-            "evictions": stats.evictions,
-        }
+    probe, touch, pin = probe, touch, pin
+    invalidate, set_quota, namespace_stats = invalidate, set_quota, namespace_stats
 
     # ---- Blocks
 
@@ -333,6 +272,53 @@ Token sequences over blocks of one device, with a prefix cache.
         """Forgets every cached block and every pin. BusyError while sequences are open."""
         self.enter()
         check(pkv_cache_reset(self._cache))
+
+    # ---- Snapshots
+
+    def load_sequence(self, file, namespace=None, priority=None, tag=None, stream=0):
+        """Opens a sequence with what Sequence.save() wrote to a path or a binary file; its cached prefix is taken instead.
+
+        namespace, priority, tag: None for what was saved. Saved regions belong to the saved namespace."""
+        cdef pkv_stream handle = NULL
+        as_stream(stream, &handle)
+        return load_sequence(self, file, namespace, priority, tag, handle)
+
+    def save(self, file, stream=0):
+        """Saves everything that can be hit, held or cached, to a path or a binary file. stream: that of the steps, which is
+        waited for."""
+        cdef pkv_stream handle = NULL
+        as_stream(stream, &handle)
+        save_prefixes(self, file, handle)
+
+    def load(self, file, stream=0):
+        """Adds what save() wrote to the prefix cache: how many blocks were added. What is cached already stays."""
+        cdef pkv_stream handle = NULL
+        as_stream(stream, &handle)
+        return load_prefixes(self, file, handle)
+
+    # ---- Events
+
+    def read_events(self, max_events=None):
+        """Takes the oldest events, at most max_events of them: a numpy array with the fields serial, kind, block, namespace,
+        hash and parent. One thread at a time may read; another one may use the cache meanwhile."""
+        cdef int64_t count = 0, most = 1 << 62
+        cdef int64_t size
+        cdef uintptr_t address
+        if max_events is not None:
+            most = as_int64(max_events, "max_events")
+            if most < 0:
+                raise InvalidArgumentError(f"max_events must not be negative, got {most}")
+        self.require_open()
+        pieces = []
+        while True:
+            size = min(most, EVENTS_AT_ONCE)
+            piece = numpy.empty(size, EVENT)
+            address = piece.ctypes.data
+            check(pkv_cache_read_events(self._cache, <pkv_event *> address, size, &count))
+            pieces.append(piece[:count])
+            most -= count
+            if count < size or most == 0:
+                return pieces[0] if len(pieces) == 1 else numpy.concatenate(pieces)
 
     # ---- Batches and kernels
 
@@ -462,6 +448,8 @@ Token sequences over blocks of one device, with a prefix cache.
             "base": <uintptr_t> stats.base,
             "device": self.device,
             "is_failed": bool(stats.is_failed),
+            "num_events": stats.num_events,
+            "dropped_events": stats.dropped_events,
             "num_pins": stats.num_pins,
             "pinned_blocks": stats.pinned_blocks,
             "num_namespaces": stats.num_namespaces,

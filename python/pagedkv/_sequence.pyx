@@ -8,6 +8,7 @@ from libc.string cimport memset
 from pagedkv._arrays cimport IntView, as_int32, as_int64, as_milliseconds, as_stream, release_ints, view_ints, wrap_array
 from pagedkv._errors import InvalidArgumentError, NotFoundError
 from pagedkv._errors cimport check
+from pagedkv._snapshot cimport save_sequence
 from pagedkv.abi cimport (
     PKV_STREAM_OF_SEQUENCE, pkv_array, pkv_sequence_append, pkv_sequence_blocks, pkv_sequence_close,
     pkv_sequence_commit, pkv_sequence_fork, pkv_sequence_get_info, pkv_sequence_rematch, pkv_sequence_reserve,
@@ -128,6 +129,16 @@ cdef class Sequence:
             status = pkv_sequence_shift(cache._cache, self._id, first, dropped, handle)
         cache._is_busy = False
         check(status)
+
+    def save(self, file, stream=None):
+        """Saves tokens, K and V to a path or a binary file, for Cache.load_sequence(). stream: where its last work was
+        queued, which is waited for; None is that of its last prepare."""
+        cdef pkv_stream handle = PKV_STREAM_OF_SEQUENCE
+        if stream is not None:
+            as_stream(stream, &handle)
+        self.enter()
+        save_sequence(self._cache, self._id, file, handle)
+
     def retain(self, start=0, end=None, priority=0, ttl=None):
         """Once cached, the blocks of tokens start to end (None: to the length) go after blocks of a smaller priority and
         before those of a larger one; for ttl seconds, or None: as long as they live."""

@@ -1,1 +1,1 @@
-# The methods of Cache that take many sequences, for the other modules alone: nothing here is for callers.
+# Methods of Cache, which declares them: nothing here is for callers.

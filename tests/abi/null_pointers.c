@@ -392,6 +392,86 @@ static void test_kernels(void) {
   pkv_cache_destroy(cache);
 }
 
+static int32_t refuse_write(const void *data, size_t size, void *user_data) {
+  (void)data, (void)size, (void)user_data;
+  return 7;
+}
+
+static int32_t refuse_read(void *data, size_t size, void *user_data) {
+  (void)data, (void)size, (void)user_data;
+  return 7;
+}
+
+static void test_events(void) {
+  pkv_cache *cache = make_cache(NUM_BLOCKS);
+  pkv_event event;
+  int64_t count = -1;
+  memset(&event, 0, sizeof event);
+  CHECK_INVALID(pkv_cache_read_events(NULL, &event, 1, &count), "cache is NULL");
+  CHECK_INVALID(pkv_cache_read_events(cache, NULL, 1, &count), "out is NULL");
+  CHECK_INVALID(pkv_cache_read_events(cache, &event, 1, NULL), "out_count is NULL");
+  CHECK_INVALID(pkv_cache_read_events(cache, &event, -1, &count), "capacity is -1");
+  CHECK_FAILS(pkv_cache_read_events(cache, &event, 1, &count), PKV_UNSUPPORTED, "event_capacity 0");
+  CHECK_EQUAL(count, -1);
+  pkv_cache_destroy(cache);
+  const pkv_layer_group group = make_group();
+  const pkv_layout layout = make_layout(&group);
+  pkv_cache_options options = make_cache_options(&layout, NUM_BLOCKS);
+  options.event_capacity = -1;
+  CHECK_INVALID(pkv_cache_create(&options, &cache), "event_capacity is -1");
+  options.event_capacity = INT64_MAX;
+  CHECK_INVALID(pkv_cache_create(&options, &cache), "event_capacity is 9223372036854775807");
+  options.event_capacity = 2;
+  REQUIRE_OK(pkv_cache_create(&options, &cache));
+  CHECK_OK(pkv_cache_read_events(cache, NULL, 0, &count));
+  CHECK_EQUAL(count, 0);
+  const pkv_sequence sequence = open_sequence(cache, kTokens, 6);
+  REQUIRE_OK(pkv_sequence_append(cache, sequence, kTokens, 6, NULL));
+  CHECK_OK(pkv_cache_read_events(cache, &event, 1, &count));
+  CHECK(count == 1 && event.serial == 1 && event.kind == PKV_EVENT_STORED && event.namespace_id == 0);
+  uint8_t hash[32];
+  REQUIRE_OK(pkv_block_hash(NULL, 0, kTokens, BLOCK_SIZE, hash));
+  CHECK(memcmp(hash, event.hash, sizeof hash) == 0);
+  CHECK_EQUAL(get_cache_stats(cache).num_events, 1);
+  pkv_cache_destroy(cache);
+}
+
+static void test_snapshots(void) {
+  pkv_cache *cache = make_cache(NUM_BLOCKS);
+  const pkv_sequence sequence = open_sequence(cache, kTokens, 6);
+  pkv_sequence loaded = 0;
+  int64_t count = 0;
+  pkv_snapshot_io io;
+  memset(&io, 0, sizeof io);
+  io.struct_size = sizeof io;
+  CHECK_REFUSED(cache, pkv_sequence_save(cache, sequence, &io, NULL), PKV_INVALID_ARGUMENT, "io->write are NULL");
+  CHECK_REFUSED(cache, pkv_prefix_save(cache, &io, NULL), PKV_INVALID_ARGUMENT, "io->write are NULL");
+  CHECK_REFUSED(cache, pkv_sequence_load(cache, &io, NULL, NULL, &loaded), PKV_INVALID_ARGUMENT, "io->read are NULL");
+  CHECK_REFUSED(cache, pkv_prefix_load(cache, &io, NULL, &count), PKV_INVALID_ARGUMENT, "io->read are NULL");
+  io.read = refuse_read; /* of no use for saving */
+  CHECK_REFUSED(cache, pkv_prefix_save(cache, &io, NULL), PKV_INVALID_ARGUMENT, "io->write are NULL");
+  io.write = refuse_write;
+  CHECK_INVALID(pkv_sequence_save(NULL, sequence, &io, NULL), "cache is NULL");
+  CHECK_INVALID(pkv_sequence_load(NULL, &io, NULL, NULL, &loaded), "cache is NULL");
+  CHECK_INVALID(pkv_prefix_save(NULL, &io, NULL), "cache is NULL");
+  CHECK_INVALID(pkv_prefix_load(NULL, &io, NULL, &count), "cache is NULL");
+  CHECK_REFUSED(cache, pkv_sequence_save(cache, sequence, NULL, NULL), PKV_INVALID_ARGUMENT, "io is NULL");
+  CHECK_REFUSED(cache, pkv_sequence_load(cache, NULL, NULL, NULL, &loaded), PKV_INVALID_ARGUMENT, "io is NULL");
+  CHECK_REFUSED(cache, pkv_sequence_load(cache, &io, NULL, NULL, NULL), PKV_INVALID_ARGUMENT, "out is NULL");
+  CHECK_REFUSED(cache, pkv_prefix_save(cache, NULL, NULL), PKV_INVALID_ARGUMENT, "io is NULL");
+  CHECK_REFUSED(cache, pkv_prefix_load(cache, NULL, NULL, &count), PKV_INVALID_ARGUMENT, "io is NULL");
+  CHECK_REFUSED(cache, pkv_prefix_load(cache, &io, NULL, NULL), PKV_DEVICE_ERROR, "read callback gave 7");
+  pkv_cache_destroy(cache);
+
+  uint8_t hash[32] = {0};
+  CHECK_INVALID(pkv_block_hash(NULL, 0, NULL, 6, hash), "tokens is NULL");
+  CHECK_INVALID(pkv_block_hash(NULL, 0, kTokens, 6, NULL), "out is NULL");
+  CHECK_INVALID(pkv_block_hash(NULL, 0, NULL, 0, hash), "num_tokens is 0");
+  CHECK_INVALID(pkv_block_hash(NULL, 0, NULL, -1, hash), "num_tokens is -1");
+  CHECK_EQUAL(hash[0], 0);
+  CHECK_OK(pkv_block_hash(NULL, 0, kTokens, 6, hash));
+}
+
 int main(void) {
   test_system();
   test_pool();
@@ -402,5 +482,7 @@ int main(void) {
   test_many_sequences();
   test_batch();
   test_kernels();
+  test_events();
+  test_snapshots();
   return finish_checks();
 }

@@ -114,6 +114,13 @@ static pkv_status call_rope(const void *rope) {
   return call_write(&options);
 }
 
+static int32_t take_bytes(const void *data, size_t size, void *user_data) {
+  (void)data, (void)size, (void)user_data;
+  return 0;
+}
+
+static pkv_status call_save(const void *io) { return pkv_sequence_save(cache, sequence, io, NULL); }
+
 /* known: bytes of the struct; older: bytes that a first version of it would have had, enough for a good call. */
 static void test_options(const char *name, option_call call, const void *good, size_t known, size_t older) {
   fprintf(stderr, "%s\n", name);
@@ -234,6 +241,10 @@ int main(void) {
   TEST_OPTIONS(call_write, write_options, stream);
   TEST_OPTIONS(call_rope, rope, cos_sin);
   TEST_OPTIONS(call_cache_rope, rope, cos_sin);
+  pkv_snapshot_io io;
+  memset(&io, 0, sizeof io);
+  io.write = take_bytes;
+  TEST_OPTIONS(call_save, io, write);
 
   test_out("shortage", get_shortage_into, sizeof(pkv_shortage), offsetof(pkv_shortage, available));
   test_out("cuda_info", get_cuda_info, sizeof(pkv_cuda_info), offsetof(pkv_cuda_info, driver_version));

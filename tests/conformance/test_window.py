@@ -20,7 +20,7 @@ def test_blocks_are_given_back(device, window, sinks, counts):
         cache.step([(marked, list(range(token, token + count)))])
         token += count
         table = marked.seq.blocks.tolist()
-        lowest = start - max(window, 2) + 1
+        lowest = start - max(window, 5) + 1
         expected = [kept <= i < lowest // 4 for i in range(len(table))]
         assert [block < 0 for block in table] == expected
         assert np.asarray(cache.batch.block_table)[0].tolist() == table

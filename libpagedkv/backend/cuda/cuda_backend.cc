@@ -131,6 +131,22 @@ Status CudaBackend::upload(void *destination, const void *source, uint64_t bytes
   return PKV_OK;
 }
 
+Status CudaBackend::download(void *destination, const void *source, uint64_t bytes, pkv_stream stream) {
+  const ContextScope scope(context_);
+  PKV_TRY(scope.status());
+  const cudaStream_t queue = static_cast<cudaStream_t>(stream);
+  PKV_TRY_CUDA(cudaMemcpyAsync(destination, source, bytes, cudaMemcpyDeviceToHost, queue));
+  PKV_TRY_CUDA(cudaStreamSynchronize(queue));
+  return PKV_OK;
+}
+
+Status CudaBackend::wait(pkv_stream stream) {
+  const ContextScope scope(context_);
+  PKV_TRY(scope.status());
+  PKV_TRY_CUDA(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)));
+  return PKV_OK;
+}
+
 Status CudaBackend::fill(void *destination, uint8_t value, uint64_t bytes) {
   const ContextScope scope(context_);
   PKV_TRY(scope.status());

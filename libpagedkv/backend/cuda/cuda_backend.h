@@ -25,6 +25,8 @@ class CudaBackend final : public Backend {
   void release_memory(DeviceMemory *memory) override;
   Status resize_memory(DeviceMemory *memory, uint64_t bytes) override;
   Status upload(void *destination, const void *source, uint64_t bytes) override;
+  Status download(void *destination, const void *source, uint64_t bytes, pkv_stream stream) override;
+  Status wait(pkv_stream stream) override;
   Status fill(void *destination, uint8_t value, uint64_t bytes) override;
   Status create_table_uploader(uint64_t bytes, std::unique_ptr<TableUploader> *out) override;
   Status build_csr(const BuildCsrParams &params, pkv_stream stream) override;

@@ -1,0 +1,43 @@
+// What becomes findable and what does not any more, told to a reader outside. Exists only where events are on: it keeps
+// the public hash of every hashed block, which nothing else needs. The cache names a block before it gives it a hash;
+// the block store tells what happens to it. The cache's mutating thread, but for ring().
+#pragma once
+
+#include <vector>
+
+#include "base/public_hash.h"
+#include "cache/event_ring.h"
+
+namespace pkv {
+
+class EventLog {
+ public:
+  // Throws std::bad_alloc.
+  EventLog(int64_t capacity, int64_t num_blocks);
+
+  // Finds the public hash of a full block that is about to be hashed. parent: the block before it, which was named, or
+  // negative. tokens: [num_tokens]
+  void name(int32_t block, int32_t parent, uint64_t namespace_id, const int64_t *tokens, int64_t num_tokens);
+
+  // Of the block named last.
+  void tell_stored(int32_t block, uint64_t namespace_id);
+  void tell_removed(int32_t block, uint64_t namespace_id);
+  // Found in `block` now, which was named with the same content.
+  void tell_moved(int32_t block, uint64_t namespace_id);
+  // Everything; what is removed until resume() goes without saying.
+  void tell_all_cleared();
+  void tell_namespace_cleared(uint64_t namespace_id);
+  void resume() { is_silent_ = false; }
+
+  EventRing &ring() { return ring_; }
+
+ private:
+  void push(pkv_event_kind kind, int32_t block, uint64_t namespace_id, const PublicHash &hash, const PublicHash &parent);
+
+  EventRing ring_;
+  std::vector<PublicHash> hashes_;  // [num_blocks]
+  PublicHash last_parent_ = {};     // of the block named last
+  bool is_silent_ = false;
+};
+
+}  // namespace pkv

@@ -1,0 +1,245 @@
+// Loading: a snapshot is read and checked as a whole, then what is not here yet is added.
+#include <algorithm>
+#include <cinttypes>
+#include <cstring>
+#include <unordered_map>
+
+#include "base/checked.h"
+#include "cache/cache.h"
+#include "cache/snapshot.h"
+
+namespace pkv {
+
+// Stored values mean something with their scales only; requantising them would lose.
+Status Cache::check_scales(const Snapshot &snapshot) const {
+  std::vector<float> own;
+  PKV_TRY(read_scales(&own));
+  const size_t num_heads = static_cast<size_t>(layout_.num_kv_heads());
+  for (size_t i = 0; i < own.size(); ++i) {
+    if (own[i] == snapshot.scales[i]) continue;
+    return fail(PKV_UNSUPPORTED, "the snapshot has %s_scale %.9g for layer %zu, head %zu, but the cache has %.9g",
+                i / num_heads % 2 == 0 ? "k" : "v", static_cast<double>(snapshot.scales[i]), i / (2 * num_heads),
+                i % num_heads, static_cast<double>(own[i]));
+  }
+  return PKV_OK;
+}
+
+// num_total blocks in all, num_needed of them new, while num_protected cached ones must stay.
+Status Cache::check_room(int64_t num_total, int64_t num_needed, int64_t num_protected) {
+  const int64_t available = blocks_.num_available() - num_protected;
+  if (num_total <= num_blocks() && num_needed <= available) return PKV_OK;
+  ++refusals_;
+  publish();
+  if (num_total > num_blocks()) {
+    return fail_shortage(PKV_NEVER_FITS, num_total, num_blocks(), 0,
+                         "the snapshot takes %" PRId64 " blocks of a pool of %" PRId64, num_total, num_blocks());
+  }
+  return fail_shortage(PKV_OUT_OF_BLOCKS, num_needed, available, 0,
+                       "the snapshot takes %" PRId64 " new blocks, %" PRId64 " are available", num_needed, available);
+}
+
+Status Cache::load_sequence(const pkv_snapshot_io &io, const pkv_open_options *options, pkv_stream stream,
+                            pkv_sequence *out) {
+  PKV_TRY(check_usable());
+  PKV_TRY(check_snapshot_stream(stream));
+  Snapshot snapshot;
+  SnapshotSource source(io);
+  PKV_TRY(read_snapshot(kSnapshotSequence, layout_, &source, &snapshot));
+  PKV_TRY(check_scales(snapshot));
+  pkv_open_options saved = {};
+  if (options == nullptr) {
+    saved.namespace_id = snapshot.namespace_id;
+    saved.priority = snapshot.priority;
+    saved.tag = snapshot.tag;
+    saved.regions = snapshot.regions.data();
+    saved.num_regions = static_cast<int64_t>(snapshot.regions.size());
+    options = &saved;
+  }
+  PKV_TRY(make_records(1));
+  pkv_sequence id = 0;
+  Sequence *sequence = closed_record(0, &id);
+  static_cast<History &>(*sequence) = History();
+  expire();
+  PKV_TRY(make_chain(*options, &sequence->chain));
+  const int32_t block_size = layout_.block_size();
+  const int64_t num_total = divide_up(snapshot.length, block_size);
+  // Nothing is left to compute, so all full blocks may be hits.
+  int64_t num_hit = 0;
+  match_prefix(*sequence, snapshot.tokens.data(), snapshot.settled_length / block_size * block_size + 1, &num_hit);
+  int64_t num_protected = 0;
+  for (const int32_t block : matched_) num_protected += blocks_.is_cached(block);
+  PKV_TRY(check_room(num_total, num_total - num_hit, num_protected));
+  ensure_table(sequence, num_total);
+  std::vector<char> block_memory(layout_.block_bytes());
+  if (blocks_.namespaces().has_quotas()) {
+    quota_evictions_.clear();
+    // Cached ones will be held, as new ones are; but they are counted already.
+    const Status status = plan_quota_growth(*sequence, num_hit - num_protected, num_total, 0, &quota_evictions_);
+    for (const int32_t block : matched_) {
+      NamespaceRecord &owner = blocks_.namespaces()[blocks_.record(block).namespace_index];
+      if (blocks_.is_cached(block) && owner.planned > 0) --owner.planned;
+    }
+    finish_quota_plan(&quota_evictions_);
+    if (status != PKV_OK) publish();
+    PKV_TRY(status);
+  }
+  PKV_TRY(backend_->wait(stream));
+  sequence->level = blocks_.eviction().acquire_level(blocks_.retention().follows_priority() ? options->priority : 0);
+
+  closed_.pop_back();
+  ++num_open_;
+  sequence->is_open = true;
+  sequence->priority = options->priority;
+  sequence->tag = options->tag;
+  sequence->stream = stream;
+  sequence->num_steps = 0;
+  enter_records(*sequence);
+  take_prefix(sequence, matched_.data(), {sequence, id, num_hit, kNoBlock, 0});
+  sequence->has_appended = snapshot.length > 0;
+  if (blocks_.namespaces().has_quotas()) evict_over_quota(quota_evictions_);
+  blocks_.take(num_total - num_hit, sequence->table.data() + num_hit, kNoNamespace);
+  for (int64_t i = num_hit; i < num_total; ++i) own_block(*sequence, i, sequence->table[i]);
+  sequence->num_blocks = static_cast<int32_t>(num_total);
+  sequence->length = sequence->step_start = snapshot.length;
+  for (int64_t i = num_hit; i < num_total; ++i) {
+    const int32_t block = sequence->table[i];
+    const int64_t start = i * block_size, count = std::min<int64_t>(block_size, snapshot.length - start);
+    std::memcpy(blocks_.tokens(block), snapshot.tokens.data() + start, sizeof(int64_t) * static_cast<size_t>(count));
+    const int64_t last = (start + count - 1) / snapshot.block_size;
+    fill_block(snapshot, layout_, last, last, start, count, block_memory.data());
+    if (const Status status = upload_block(block, block_memory); status != PKV_OK) return mark_failed(status);
+  }
+  settle(sequence, 0, nullptr);
+  *out = id;
+  finish_call(sequence);
+  sequence->opened_serial = sequence->stepped_serial = serial_;
+  return PKV_OK;
+}
+
+Status Cache::upload_block(int32_t block, const std::vector<char> &bytes) {
+  char *address = static_cast<char *>(pool_->base()) + static_cast<uint64_t>(block) * layout_.block_bytes();
+  return backend_->upload(address, bytes.data(), bytes.size());
+}
+
+// Cuts the tree into blocks of this cache and finds those that are here. Equal ones become one.
+void Cache::plan_tree(const Snapshot &snapshot, std::vector<TreeBlock> *out, std::vector<int64_t> *out_tokens) {
+  const int32_t block_size = layout_.block_size();
+  std::vector<ReblockedNode> nodes;
+  reblock_tree(snapshot, block_size, &nodes, out_tokens);
+  std::vector<int64_t> places(nodes.size());  // of a node in out
+  std::unordered_multimap<uint64_t, int64_t> by_hash;
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    const ReblockedNode &node = nodes[i];
+    const int64_t *tokens = out_tokens->data() + static_cast<int64_t>(i) * block_size;
+    const int64_t parent = node.parent < 0 ? -1 : places[node.parent];
+    const uint32_t namespace_index = blocks_.namespaces().find_or_create(node.namespace_id);
+    const Hash128 root = hasher_.root(node.namespace_id, blocks_.namespaces()[namespace_index].epoch);
+    const bool is_branch = parent >= 0 && (*out)[parent].namespace_index != namespace_index;
+    const Hash128 extended = parent < 0   ? root
+                             : is_branch ? hasher_.branch((*out)[parent].hash, root)
+                                         : (*out)[parent].hash;
+    const Hash128 hash = hasher_.extend(extended, tokens);
+    has_regions_ = has_regions_ || is_branch;
+    places[i] = -1;
+    const auto [first, last] = by_hash.equal_range(hash.low);
+    for (auto twin = first; twin != last && places[i] < 0; ++twin) {
+      const TreeBlock &other = (*out)[twin->second];
+      if (other.hash == hash && other.parent == parent &&
+          std::equal(tokens, tokens + block_size, out_tokens->data() + other.node * block_size)) {
+        places[i] = twin->second;
+      }
+    }
+    if (places[i] >= 0) continue;
+    places[i] = static_cast<int64_t>(out->size());
+    by_hash.emplace(hash.low, places[i]);
+    out->push_back({static_cast<int64_t>(i), parent, extended, hash, namespace_index, node.source, node.depth,
+                    node.start, blocks_.find(hash, tokens)});
+  }
+}
+
+// Loaded blocks of a namespace must be within its quota beside what is held there; its other cached blocks give way.
+Status Cache::check_tree_quotas(const std::vector<TreeBlock> &tree) {
+  quota_evictions_.clear();
+  Namespaces &namespaces = blocks_.namespaces();
+  if (!namespaces.has_quotas()) return PKV_OK;
+  quota_evictions_.reserve(namespaces.num_records());
+  Status status = PKV_OK;
+  for (const TreeBlock &node : tree) {
+    NamespaceRecord &record = namespaces[node.namespace_index];
+    const bool is_held = node.block != kNoBlock && blocks_.record(node.block).holders > 0;
+    if (record.quota == 0 || is_held || status != PKV_OK) continue;
+    if (record.planned++ == 0) quota_evictions_.push_back({node.namespace_index, 0});
+    if (record.held + record.planned <= record.quota) continue;
+    const int64_t available = std::max<int64_t>(record.quota - record.held, 0);
+    status = fail_shortage(PKV_OUT_OF_BLOCKS, record.planned, available, 0,
+                           "the snapshot takes %" PRId64 " blocks and more of namespace %" PRIu64 ", which holds %" PRId64
+                           " of its quota of %" PRId64, record.planned, record.id, record.held, record.quota);
+    ++refusals_;
+  }
+  for (const TreeBlock &node : tree) {  // cached ones are there already: they are kept, not added
+    if (node.block != kNoBlock && blocks_.is_cached(node.block)) {
+      NamespaceRecord &record = namespaces[node.namespace_index];
+      if (record.quota != 0 && status == PKV_OK) --record.planned;
+    }
+  }
+  finish_quota_plan(&quota_evictions_);
+  if (status != PKV_OK) publish();
+  return status;
+}
+
+Status Cache::load_prefixes(const pkv_snapshot_io &io, pkv_stream stream, int64_t *out_num_blocks) {
+  PKV_TRY(check_usable());
+  PKV_TRY(check_snapshot_stream(stream));
+  if (!prefix_caching_) return fail(PKV_UNSUPPORTED, "the cache was made without prefix caching: nothing can be added");
+  Snapshot snapshot;
+  SnapshotSource source(io);
+  PKV_TRY(read_snapshot(kSnapshotPrefix, layout_, &source, &snapshot));
+  PKV_TRY(check_scales(snapshot));
+  const int32_t block_size = layout_.block_size();
+  std::vector<TreeBlock> tree;
+  std::vector<int64_t> tokens;
+  plan_tree(snapshot, &tree, &tokens);
+  const int64_t num_total = static_cast<int64_t>(tree.size());
+  int64_t num_needed = 0, num_protected = 0;
+  for (const TreeBlock &node : tree) {
+    num_needed += node.block == kNoBlock;
+    num_protected += node.block != kNoBlock && blocks_.is_cached(node.block);
+  }
+  expire();
+  PKV_TRY(check_room(num_total, num_needed, num_protected));
+  PKV_TRY(check_tree_quotas(tree));
+  std::vector<int32_t> blocks(tree.size()), new_blocks(static_cast<size_t>(num_needed));
+  std::vector<char> block_memory(layout_.block_bytes());
+  PKV_TRY(backend_->wait(stream));
+
+  for (const TreeBlock &node : tree) {
+    if (node.block != kNoBlock) blocks_.hit(node.block);
+  }
+  evict_over_quota(quota_evictions_);
+  blocks_.take(num_needed, new_blocks.data(), kNoNamespace);
+  const int32_t *next_new = new_blocks.data();
+  for (int64_t i = 0; i < num_total; ++i) {
+    const TreeBlock &node = tree[i];
+    blocks[i] = node.block;
+    if (node.block != kNoBlock) continue;
+    const int32_t block = blocks[i] = *next_new++;
+    blocks_.set_owner(block, node.namespace_index);
+    std::memcpy(blocks_.tokens(block), tokens.data() + node.node * block_size,
+                sizeof(int64_t) * static_cast<size_t>(block_size));
+    fill_block(snapshot, layout_, node.source, node.depth, node.start, block_size, block_memory.data());
+    if (const Status status = upload_block(block, block_memory); status != PKV_OK) return mark_failed(status);
+    if (events_ != nullptr) {
+      events_->name(block, node.parent < 0 ? kNoBlock : blocks[node.parent],
+                    blocks_.namespaces()[node.namespace_index].id, blocks_.tokens(block), block_size);
+    }
+    blocks_.set_hash(block, node.extended, node.hash, false);
+    note_registered(block, node.extended);
+  }
+  blocks_.release(blocks.data(), num_total, kNoLevel);  // last to first: parents outlive children
+  ++serial_;
+  publish();
+  *out_num_blocks = num_needed;
+  return PKV_OK;
+}
+
+}  // namespace pkv
