@@ -12,9 +12,7 @@ class BlockMath {
       : size_(block_size), shift_((block_size & (block_size - 1)) == 0 ? __builtin_ctz(block_size) : -1) {}
 
   int64_t index_of(int64_t position) const { return shift_ >= 0 ? position >> shift_ : position / size_; }
-  int64_t offset_of(int64_t position) const {
-    return shift_ >= 0 ? position & (size_ - 1) : position % size_;
-  }
+  int64_t offset_of(int64_t position) const { return shift_ >= 0 ? position & (size_ - 1) : position % size_; }
   int64_t count_blocks(int64_t num_tokens) const { return index_of(num_tokens + size_ - 1); }
 
  private:

@@ -24,27 +24,37 @@ uint64_t random_seed() {
 
 }  // namespace
 
-BlockHasher::BlockHasher(uint64_t seed, int32_t block_size, bool may_use_aes)
+BlockHasher::BlockHasher(uint64_t seed, int32_t block_size, HashDigest digest)
     : block_size_(block_size),
-      digest_(may_use_aes && has_aes() ? digest_by_aes : digest_by_nh),
+      digest_(choose_digest(digest, block_size)),
       key_(static_cast<size_t>(block_size + block_size % 2 + kSharedWords)) {
   uint64_t state = seed == 0 ? random_seed() : seed;
   for (uint64_t &word : key_) word = next_word(&state);
   for (uint64_t &word : chain_key_) word = next_word(&state) | 1;  // odd: the low half of a product keeps everything
 }
 
-bool BlockHasher::uses_aes() const { return digest_ == digest_by_aes; }
-
 Hash128 BlockHasher::root(uint64_t namespace_id, uint32_t epoch) const {
   // Injective in the pair: odd factors are invertible.
   return {namespace_id * chain_key_[0] + chain_key_[1], (epoch ^ chain_key_[2]) * chain_key_[3]};
 }
 
-Hash128 BlockHasher::branch(const Hash128 &parent, const Hash128 &root) const {
+Hash128 BlockHasher::mix_root(const Hash128 &root) const {
   const auto multiply = [](uint64_t a, uint64_t b) { return static_cast<uint128_t>(a) * b; };
   const uint64_t *chain = chain_key_;
-  return {parent.low ^ fold(multiply(root.low + chain[1], root.high + chain[2])),
-          parent.high ^ fold(multiply(root.low + chain[3], root.high + chain[0]))};
+  return {fold(multiply(root.low + chain[1], root.high + chain[2])),
+          fold(multiply(root.low + chain[3], root.high + chain[0]))};
+}
+
+// The turn makes the order count where several regions begin in one block.
+Hash128 BlockHasher::branch(const Hash128 &parent, const Hash128 &root) const {
+  const Hash128 mixed = mix_root(root);
+  return {(parent.low << 23 | parent.low >> 41) ^ mixed.low, (parent.high << 23 | parent.high >> 41) ^ mixed.high};
+}
+
+Hash128 BlockHasher::undo_branch(const Hash128 &branch, const Hash128 &root) const {
+  const Hash128 mixed = mix_root(root);
+  const uint64_t low = branch.low ^ mixed.low, high = branch.high ^ mixed.high;
+  return {low >> 23 | low << 41, high >> 23 | high << 41};
 }
 
 Hash128 BlockHasher::digest_by_nh(const uint64_t *key, const int64_t *tokens, int32_t count) {
@@ -66,7 +76,13 @@ Hash128 BlockHasher::digest_by_nh(const uint64_t *key, const int64_t *tokens, in
 
 #if defined(__x86_64__)
 
-bool BlockHasher::has_aes() { return __builtin_cpu_supports("aes") && __builtin_cpu_supports("sse4.1"); }
+BlockHasher::Digest BlockHasher::choose_digest(HashDigest digest, int32_t block_size) {
+  if (digest == HashDigest::kPortable || !__builtin_cpu_supports("aes") || !__builtin_cpu_supports("sse4.1"))
+    return digest_by_nh;
+  const bool is_wide = digest == HashDigest::kFastest && __builtin_cpu_supports("vaes") &&
+                       __builtin_cpu_supports("avx2") && block_size % 16 == 0;
+  return is_wide ? digest_by_wide_aes : digest_by_aes;
+}
 
 __attribute__((target("aes,sse4.1"))) Hash128 BlockHasher::digest_by_aes(const uint64_t *key, const int64_t *tokens,
                                                                          int32_t count) {
@@ -93,13 +109,33 @@ __attribute__((target("aes,sse4.1"))) Hash128 BlockHasher::digest_by_aes(const u
   return {static_cast<uint64_t>(_mm_cvtsi128_si64(sum)), static_cast<uint64_t>(_mm_extract_epi64(sum, 1))};
 }
 
+// The same sum, two pairs of tokens at a time. count is a multiple of 16.
+__attribute__((target("vaes,avx2"))) Hash128 BlockHasher::digest_by_wide_aes(const uint64_t *key, const int64_t *tokens,
+                                                                             int32_t count) {
+  const uint64_t *round_key = key + count;
+  __m256i rounds[4];
+  for (int j = 0; j < 4; ++j) {
+    rounds[j] = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i *>(round_key + 2 * j)));
+  }
+  __m256i sum = _mm256_setzero_si256();
+  for (int32_t i = 0; i < count; i += 16) {
+    __m256i pairs[4];
+    for (int j = 0; j < 4; ++j) {
+      pairs[j] = _mm256_xor_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(tokens + i + 4 * j)),
+                                  _mm256_loadu_si256(reinterpret_cast<const __m256i *>(key + i + 4 * j)));
+    }
+    for (const __m256i &round : rounds) {
+      for (__m256i &pair : pairs) pair = _mm256_aesenc_epi128(pair, round);
+    }
+    for (const __m256i &pair : pairs) sum = _mm256_xor_si256(sum, pair);
+  }
+  const __m128i folded = _mm_xor_si128(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
+  return {static_cast<uint64_t>(_mm_cvtsi128_si64(folded)), static_cast<uint64_t>(_mm_extract_epi64(folded, 1))};
+}
+
 #else
 
-bool BlockHasher::has_aes() { return false; }
-
-Hash128 BlockHasher::digest_by_aes(const uint64_t *key, const int64_t *tokens, int32_t count) {
-  return digest_by_nh(key, tokens, count);
-}
+BlockHasher::Digest BlockHasher::choose_digest(HashDigest, int32_t) { return digest_by_nh; }
 
 #endif
 

@@ -1,13 +1,13 @@
 // The local block hash: a keyed 128-bit hash of a chain of token blocks. It only has to be fast and to spread: tokens
-// are compared on every hit, and what it must keep apart are parents. hash(block) = chain(hash(parent), digest(tokens)):
-// the digest, which is most of the work, does not wait for the parent, so the blocks of a prompt are hashed as fast as
-// their tokens can be digested; the chain itself takes one multiplication a block.
+// are compared on every hit, and what it must keep apart are parents. hash(block) = chain(hash(parent),
+// digest(tokens)): the digest, which is most of the work, does not wait for the parent, so the blocks of a prompt are
+// hashed as fast as their tokens can be digested; the chain itself takes one multiplication a block.
 //
 // The digest is a universal hash under secret keys. Where the processor has AES instructions: the sum of four rounds of
 // AES of each pair of tokens, whitened by a key of its own; two unequal blocks meet with a probability below 2^-113
-// (Keliher and Sui 2007 bound the differentials of four rounds by 1.9 * 2^-114). Elsewhere: NH (UMAC, RFC 4418: a sum of
-// products of keyed words), twice, under shifted keys. The chain is a keyed folded multiplication in each of two lanes.
-// Immutable after construction: any thread may use it.
+// (Keliher and Sui 2007 bound the differentials of four rounds by 1.9 * 2^-114). Elsewhere: NH (UMAC, RFC 4418: a sum
+// of products of keyed words), twice, under shifted keys. The chain is a keyed folded multiplication in each of two
+// lanes. Immutable after construction: any thread may use it.
 #pragma once
 
 #include <cstdint>
@@ -23,16 +23,21 @@ struct Hash128 {
   bool operator!=(const Hash128 &other) const { return !(*this == other); }
 };
 
+// How tokens are digested: as fast as the processor can, or for tests, by narrow AES instructions, or without any. The
+// first two give the same digests where AES is had.
+enum class HashDigest { kFastest, kNarrowAes, kPortable };
+
 class BlockHasher {
  public:
   // seed 0: a random key. The hashes of a seed are the same on every machine that digests alike.
-  BlockHasher(uint64_t seed, int32_t block_size, bool may_use_aes = true);
+  BlockHasher(uint64_t seed, int32_t block_size, HashDigest digest = HashDigest::kFastest);
 
   // The parent of a namespace's first blocks: different for different namespaces and epochs, whatever the key.
   Hash128 root(uint64_t namespace_id, uint32_t epoch) const;
   // The parent of a block that a region of another namespace begins with: its own parent, keyed with that root too.
-  // With the same root once more it is undone.
   Hash128 branch(const Hash128 &parent, const Hash128 &root) const;
+  // The parent that was given to branch().
+  Hash128 undo_branch(const Hash128 &branch, const Hash128 &root) const;
 
   // Hash of a full block. tokens: [block_size]
   Hash128 extend(const Hash128 &parent, const int64_t *tokens) const {
@@ -41,16 +46,16 @@ class BlockHasher {
             fold(static_cast<uint128_t>(parent.high) * chain_key_[5]) + digest.high};
   }
 
-  bool uses_aes() const;
-
  private:
+  Hash128 mix_root(const Hash128 &root) const;
   // tokens: [count]; key: as many words, rounded up to even, and kSharedWords.
   using Digest = Hash128 (*)(const uint64_t *key, const int64_t *tokens, int32_t count);
   static constexpr int32_t kSharedWords = 8;
 
   static Hash128 digest_by_nh(const uint64_t *key, const int64_t *tokens, int32_t count);
   static Hash128 digest_by_aes(const uint64_t *key, const int64_t *tokens, int32_t count);
-  static bool has_aes();
+  static Hash128 digest_by_wide_aes(const uint64_t *key, const int64_t *tokens, int32_t count);
+  static Digest choose_digest(HashDigest digest, int32_t block_size);
   static uint64_t fold(uint128_t value) { return static_cast<uint64_t>(value) ^ static_cast<uint64_t>(value >> 64); }
 
   const int32_t block_size_;

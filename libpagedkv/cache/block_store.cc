@@ -13,6 +13,24 @@ namespace {
 // Evicted together: what the next ones need is loaded meanwhile.
 constexpr int64_t kEvictionRun = 32;
 
+// The namespaces of blocks that follow each other, mostly one.
+class OwnerOfRun {
+ public:
+  explicit OwnerOfRun(Namespaces *namespaces) : namespaces_(namespaces) {}
+  NamespaceRecord *of(const BlockRecord &record) {
+    if (record.namespace_index != index_) {
+      index_ = record.namespace_index;
+      owner_ = &namespaces_->change(index_);
+    }
+    return owner_;
+  }
+
+ private:
+  Namespaces *const namespaces_;
+  uint32_t index_ = kNoNamespace;
+  NamespaceRecord *owner_ = nullptr;
+};
+
 }  // namespace
 
 BlockStore::BlockStore(std::shared_ptr<Pool> pool, int32_t block_size, bool is_indexed, pkv_eviction eviction)
@@ -43,44 +61,52 @@ void BlockStore::take(int64_t count, int32_t *out_blocks, uint32_t namespace_ind
   }
   evict_victims(count - num_ready, out_blocks + num_ready);
   for (int64_t i = 0; i < count; ++i) {
+    if (i + 8 < num_ready) prefetch_block(out_blocks[i + 8]);  // the others were just evicted
     records_[out_blocks[i]].holders = 1;
     records_[out_blocks[i]].namespace_index = namespace_index;
   }
   if (count > 0 && namespace_index != kNoNamespace) namespaces_.change(namespace_index).held += count;
 }
 
-void BlockStore::set_owner(int32_t block, uint32_t namespace_index) {
+void BlockStore::change_owner(int32_t block, uint32_t namespace_index) {
   BlockRecord &record = records_[block];
-  if (record.namespace_index == namespace_index) return;
   if (record.namespace_index != kNoNamespace) --namespaces_.change(record.namespace_index).held;
   record.namespace_index = namespace_index;
   ++namespaces_.change(namespace_index).held;
 }
 
-void BlockStore::hit(int32_t block) {
-  const uint32_t distance = clock_ - last_uses_[block];
-  std::atomic<int64_t> &count = reuse_distance_[distance < 2 ? 0 : 31 - __builtin_clz(distance)];
-  count.store(count.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-  last_uses_[block] = ++clock_;
-  hold(block);
-  eviction_.count_hit(block);
+void BlockStore::hit(const int32_t *blocks, int64_t count) {
+  OwnerOfRun owner(&namespaces_);
+  for (int64_t i = 0; i < count; ++i) {
+    const int32_t block = blocks[i];
+    const uint32_t distance = clock_ - last_uses_[block];
+    std::atomic<int64_t> &uses = reuse_distance_[distance < 2 ? 0 : 31 - __builtin_clz(distance)];
+    uses.store(uses.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    reuse_distance_sum_.store(reuse_distance_sum_.load(std::memory_order_relaxed) + distance, std::memory_order_relaxed);
+    last_uses_[block] = ++clock_;
+    BlockRecord &record = records_[block];
+    if (record.holders++ == 0) leave_cached(block, owner.of(record));
+    eviction_.count_hit(block);
+  }
 }
 
 void BlockStore::release(const int32_t *blocks, int64_t count, uint32_t level) {
   const bool raises = level != kNoLevel && retention_.follows_priority();
+  OwnerOfRun owner_of_run(&namespaces_);
   int64_t num_freed = 0;
   for (int64_t i = count - 1; i >= 0; --i) {
     const int32_t block = blocks[i];
+    if (i >= 8) __builtin_prefetch(&records_[blocks[i - 8]], 1);
     BlockRecord &record = records_[block];
     assert(record.holders > 0 && record.namespace_index != kNoNamespace);
     if (raises) retention_.raise(block, level);
     if (--record.holders > 0) continue;
-    NamespaceRecord &owner = namespaces_.change(record.namespace_index);
-    --owner.held;
+    NamespaceRecord *owner = owner_of_run.of(record);
+    --owner->held;
     if (record.is_registered && !record.is_stale) {
       ++num_cached_;
-      ++owner.cached;
-      if (owner.quota != 0) append_owned(&owner, block);
+      ++owner->cached;
+      if (owner->quota != 0) append_owned(owner, block);
       eviction_.cache(block, retention_.level_of(block));
     } else {
       if (record.is_hashed) unhash(block);
@@ -93,39 +119,56 @@ void BlockStore::release(const int32_t *blocks, int64_t count, uint32_t level) {
 
 int32_t BlockStore::find(const Hash128 &hash, const int64_t *tokens) const {
   return index_.find(hash, [&](int32_t block) {
-    return records_[block].hash == hash && equals_tokens(this->tokens(block), tokens, block_size_);
+    return records_[block].hash == hash && equals_row(this->tokens(block), tokens, block_size_);
   });
 }
 
-int32_t BlockStore::guess_child(int32_t parent_block, const Hash128 &parent, const int64_t *tokens) const {
-  const int32_t child = records_[parent_block].child;
-  if (child == kNoBlock) return kNoBlock;
-  const BlockRecord &record = records_[child];
-  // A registered block is what it is by its parent and its tokens; so these two decide, whatever the hint is worth.
-  const bool is_it = record.is_registered && record.parent == parent &&
-                     equals_tokens(this->tokens(child), tokens, block_size_);
-  return is_it ? child : kNoBlock;
-}
-
-void BlockStore::set_hash(int32_t block, const Hash128 &parent, const Hash128 &hash, bool is_stale) {
-  BlockRecord &record = records_[block];
-  assert(!record.is_hashed && record.holders > 0);
-  const int32_t twin = index_.find_or_insert(hash, block, [&](int32_t other) {
-    return records_[other].hash == hash && equals_tokens(tokens(other), tokens(block), block_size_);
-  });
-  record.hash = hash;
-  record.parent = parent;
-  record.child = kNoBlock;
-  record.is_hashed = true;
-  record.is_stale = is_stale;
-  retention_.forget_level(block);
-  if (twin == kNoBlock) {
-    last_uses_[block] = ++clock_;
-    record.is_registered = true;
-    ++registrations_;
-    if (events_ != nullptr && !is_stale) events_->tell_stored(block, namespace_id(block));
-    return;
+int64_t BlockStore::follow_hints(int32_t previous, const int64_t *tokens, int64_t count, int32_t *out) const {
+  int64_t num_found = 0;
+  for (; num_found < count; ++num_found, tokens += block_size_) {
+    const BlockRecord &parent = records_[previous];
+    const int32_t child = parent.child;
+    if (child == kNoBlock) break;
+    const BlockRecord &record = records_[child];
+    // Blocks taken together mostly have ids in a row.
+    prefetch_block(child + 6 * (static_cast<int64_t>(child) - previous));
+    // A registered block is what it is by its parent and its tokens; so these two decide, whatever the hint is worth.
+    if (!record.is_registered || record.is_stale || record.parent != parent.hash ||
+        !equals_row(this->tokens(child), tokens, block_size_)) {
+      break;
+    }
+    out[num_found] = previous = child;
   }
+  return num_found;
+}
+
+void BlockStore::set_hashes(const int32_t *blocks, const Hash128 *parents, const Hash128 *hashes, int64_t count,
+                            bool is_stale) {
+  for (int64_t i = 0; i < count; ++i) {
+    const int32_t block = blocks[i];
+    BlockRecord &record = records_[block];
+    assert(!record.is_hashed && record.holders > 0);
+    const int32_t twin = index_.find_or_insert(hashes[i], block, [&](int32_t other) {
+      return records_[other].hash == hashes[i] && equals_row(tokens(other), tokens(block), block_size_);
+    });
+    record.hash = hashes[i];
+    record.parent = parents[i];
+    record.is_hashed = true;
+    record.is_stale = is_stale;
+    record.is_registered = twin == kNoBlock;
+    retention_.forget_level(block);
+    if (twin == kNoBlock) {
+      last_uses_[block] = ++clock_;
+      ++registrations_;
+      if (events_ != nullptr && !is_stale) events_->tell_stored(block, namespace_id(block));
+    } else {
+      add_duplicate(twin, block);
+    }
+  }
+}
+
+void BlockStore::add_duplicate(int32_t twin, int32_t block) {
+  BlockRecord &record = records_[block];
   record.previous = twin;
   record.next = records_[twin].duplicates;
   if (record.next != kNoBlock) records_[record.next].previous = block;
@@ -134,7 +177,7 @@ void BlockStore::set_hash(int32_t block, const Hash128 &parent, const Hash128 &h
 
 void BlockStore::drop_hash(int32_t block) {
   if (!is_cached(block)) return unhash(block);
-  uncount_cached(block);
+  uncount_cached(block, &namespaces_.change(records_[block].namespace_index));
   unhash(block);
   forget(block);
   free_to_pool(&block, 1);
@@ -160,6 +203,12 @@ void BlockStore::unhash(int32_t block) {
   }
   eviction_.forget(block, retention_.level_of(block));
   retention_.forget_level(block);
+  unregister(block, tells);
+}
+
+// Takes a block out of the index; its first duplicate takes over. tells: readers of events know of the block.
+void BlockStore::unregister(int32_t block, bool tells) {
+  BlockRecord &record = records_[block];
   index_.erase(record.hash, block);
   record.is_registered = false;
   const int32_t heir = record.duplicates;
@@ -229,7 +278,7 @@ void BlockStore::set_quota(uint32_t namespace_index, int64_t quota) {
 }
 
 void BlockStore::evict_owned(uint32_t namespace_index, int64_t count) {
-  NamespaceRecord &owner = namespaces_[namespace_index];
+  NamespaceRecord &owner = namespaces_.change(namespace_index);
   for (; count > 0 && owner.first_own != kNoBlock; --count) {
     int32_t lowest = owner.first_own;
     const auto priority = [this](int32_t block) { return eviction_.level_priority(retention_.level_of(block)); };
@@ -238,7 +287,8 @@ void BlockStore::evict_owned(uint32_t namespace_index, int64_t count) {
         if (priority(block) < priority(lowest)) lowest = block;
       }
     }
-    evict(lowest);
+    eviction_.forget(lowest, retention_.level_of(lowest));
+    finish_eviction(lowest, &owner);
     free_to_pool(&lowest, 1);
   }
 }
@@ -279,17 +329,16 @@ int64_t BlockStore::forget_all_but(const std::vector<bool> &is_kept) {
 }
 
 // A cached block is held again.
-void BlockStore::leave_cached(int32_t block) {
-  uncount_cached(block);
-  ++namespaces_[records_[block].namespace_index].held;
+void BlockStore::leave_cached(int32_t block, NamespaceRecord *owner) {
+  uncount_cached(block, owner);
+  ++owner->held;
   eviction_.hold(block, retention_.level_of(block));
 }
 
-void BlockStore::uncount_cached(int32_t block) {
-  NamespaceRecord &owner = namespaces_.change(records_[block].namespace_index);
+void BlockStore::uncount_cached(int32_t block, NamespaceRecord *owner) {
   --num_cached_;
-  --owner.cached;
-  if (owner.quota != 0) remove_owned(&owner, block);
+  --owner->cached;
+  if (owner->quota != 0) remove_owned(owner, block);
 }
 
 // A block without hash goes back to the pool, or to another owner.
@@ -298,27 +347,26 @@ void BlockStore::forget(int32_t block) {
   retention_.forget(block);
 }
 
-// Leaves the block owned in the pool, with neither holder nor hash.
-void BlockStore::evict(int32_t block) {
+// Of a cached block that is queued no more: leaves it owned in the pool, with neither holder nor hash.
+void BlockStore::finish_eviction(int32_t block, NamespaceRecord *owner) {
+  BlockRecord &record = records_[block];
+  uncount_cached(block, owner);
+  ++owner->evictions;
   ++evictions_;
-  uncount_cached(block);
-  ++namespaces_[records_[block].namespace_index].evictions;
-  unhash(block);
+  record.is_hashed = false;
+  unregister(block, events_ != nullptr);
   forget(block);
 }
 
 // count <= num_cached().
 void BlockStore::evict_victims(int64_t count, int32_t *out_blocks) {
-  for (int64_t done = 0; done < count;) {
-    // The next victims, as far as they can be foreseen: what the evictions are going to touch is loaded meanwhile.
-    const int64_t run = std::min(count - done, kEvictionRun);
-    const int64_t num_foreseen = eviction_.foresee_victims(run, out_blocks + done);
-    for (int64_t i = done; i < done + num_foreseen; ++i) index_.prefetch(records_[out_blocks[i]].hash);
-    for (int64_t i = done; i < done + run; ++i) {
-      out_blocks[i] = eviction_.choose_victim();
-      evict(out_blocks[i]);
-    }
-    done += run;
+  OwnerOfRun owner(&namespaces_);
+  while (count > 0) {
+    const int64_t run = eviction_.pop_victims(std::min(count, kEvictionRun), out_blocks);
+    for (int64_t i = 0; i < run; ++i) index_.prefetch(records_[out_blocks[i]].hash);
+    for (int64_t i = 0; i < run; ++i) finish_eviction(out_blocks[i], owner.of(records_[out_blocks[i]]));
+    out_blocks += run;
+    count -= run;
   }
 }
 

@@ -57,12 +57,16 @@ class BlockStore {
   // for a namespace; with kNoNamespace the caller gives each one to its own by set_owner, before anything else.
   void take(int64_t count, int32_t *out_blocks, uint32_t namespace_index);
   // A held block counts for this namespace from now on.
-  void set_owner(int32_t block, uint32_t namespace_index);
-  // One more holder for a block that is held or cached. hit: because it was found by its hash, which counts as a use.
-  void hold(int32_t block) {
-    if (records_[block].holders++ == 0) leave_cached(block);
+  void set_owner(int32_t block, uint32_t namespace_index) {
+    if (records_[block].namespace_index != namespace_index) change_owner(block, namespace_index);
   }
-  void hit(int32_t block);
+  // One more holder for a block that is held or cached. hit: because they were found by their hashes, which counts as a
+  // use.
+  void hold(int32_t block) {
+    BlockRecord &record = records_[block];
+    if (record.holders++ == 0) leave_cached(block, &namespaces_.change(record.namespace_index));
+  }
+  void hit(const int32_t *blocks, int64_t count);
   // One holder less for each, last to first; without holders a registered block becomes cached, another uncached. level:
   // the retention level of the sequence, or kNoLevel for what is no sequence.
   void release(const int32_t *blocks, int64_t count, uint32_t level);
@@ -74,13 +78,16 @@ class BlockStore {
 
   // The registered block with this hash and these tokens, or kNoBlock.
   int32_t find(const Hash128 &hash, const int64_t *tokens) const;
-  // The same for the block below `parent_block`, whose hash is keyed `parent`, without hashing the tokens: by its hint,
-  // which may be stale or name another child. kNoBlock says nothing.
-  int32_t guess_child(int32_t parent_block, const Hash128 &parent, const int64_t *tokens) const;
+  // The block that is probably looked up next below this one: a hint.
   void set_child(int32_t parent_block, int32_t child) { records_[parent_block].child = child; }
-  // Gives a held block its hash, which extends `parent`: registered, unless a block with equal content is. is_stale:
-  // under an epoch of its namespace that is over.
-  void set_hash(int32_t block, const Hash128 &parent, const Hash128 &hash, bool is_stale);
+  // Follows such hints below `previous` as far as they lead, for up to count blocks; how far. tokens: [count, block_size]
+  int64_t follow_hints(int32_t previous, const int64_t *tokens, int64_t count, int32_t *out) const;
+  // Gives held blocks their hashes, which extend `parents`: each is registered, unless a block with equal content is.
+  // is_stale: under an epoch of their namespace that is over. [count] each.
+  void set_hashes(const int32_t *blocks, const Hash128 *parents, const Hash128 *hashes, int64_t count, bool is_stale);
+  void set_hash(int32_t block, const Hash128 &parent, const Hash128 &hash, bool is_stale) {
+    set_hashes(&block, &parent, &hash, 1, is_stale);
+  }
 
   // Starts to load what an access soon to come will touch. Any number may be given.
   void prefetch_block(int64_t block) const {
@@ -123,18 +130,22 @@ class BlockStore {
   bool is_cached(int32_t block) const { return records_[block].holders == 0 && records_[block].is_registered; }
   // Hits by the number of other uses in between: [i] from 2^i on. Any thread.
   int64_t reuse_distance(int i) const { return reuse_distance_[i].load(std::memory_order_relaxed); }
+  int64_t reuse_distance_sum() const { return reuse_distance_sum_.load(std::memory_order_relaxed); }
   const Pool &pool() const { return *pool_; }
 
   // Audit of all but the holder counts, which the tables decide.
   Status validate() const;
 
  private:
-  void leave_cached(int32_t block);
-  void uncount_cached(int32_t block);
+  void change_owner(int32_t block, uint32_t namespace_index);
+  void leave_cached(int32_t block, NamespaceRecord *owner);
+  void uncount_cached(int32_t block, NamespaceRecord *owner);
   void unhash(int32_t block);
+  void unregister(int32_t block, bool tells);
+  void add_duplicate(int32_t twin, int32_t block);
   void forget(int32_t block);
   uint64_t namespace_id(int32_t block) const { return namespaces_[records_[block].namespace_index].id; }
-  void evict(int32_t block);
+  void finish_eviction(int32_t block, NamespaceRecord *owner);
   void evict_victims(int64_t count, int32_t *out_blocks);
   void append_owned(NamespaceRecord *owner, int32_t block);
   void remove_owned(NamespaceRecord *owner, int32_t block);
@@ -162,6 +173,7 @@ class BlockStore {
   int64_t registrations_ = 0;
   uint32_t clock_ = 0;  // uses of blocks: registrations and hits
   std::array<std::atomic<int64_t>, kNumReuseDistances> reuse_distance_{};
+  std::atomic<int64_t> reuse_distance_sum_{0};
 };
 
 }  // namespace pkv

@@ -40,8 +40,8 @@ Status read_chain(const pkv_open_options &options, int32_t block_size, const Nam
 Status Cache::make_chain(const pkv_open_options &options, Chain *out) {
   has_regions_ = has_regions_ || options.num_regions > 0;
   Namespaces &namespaces = blocks_.namespaces();
-  return read_chain(options, layout_.block_size(), namespaces,
-                    [&](uint64_t id) { return namespaces.find_or_create(id); }, out);
+  return read_chain(
+      options, layout_.block_size(), namespaces, [&](uint64_t id) { return namespaces.find_or_create(id); }, out);
 }
 
 Status Cache::find_chain(const pkv_open_options &options, Chain *out) const {
@@ -64,42 +64,64 @@ void Cache::leave_records(const Sequence &sequence) {
   blocks_.eviction().release_level(sequence.level);
 }
 
-// A block is what it is by its tokens, its namespace and the block before it; where the region began does not matter.
+// A block is what it is by its tokens, the block before it and the namespaces that it passes through: of a region that
+// begins and ends inside it, or of what a first block begins with, its keys and values may depend.
 Hash128 Cache::enter_scopes(const Chain &chain, int64_t block_index, const Hash128 &previous) const {
-  const Scope &scope = chain.at(block_index);
-  if (block_index == 0) return hasher_.root(scope.id, scope.epoch);
-  if (chain.at(block_index - 1).id == scope.id) return previous;
-  return hasher_.branch(previous, hasher_.root(scope.id, scope.epoch));
+  Hash128 hash = block_index == 0 ? hasher_.root(chain.first.id, chain.first.epoch) : previous;
+  uint64_t id = block_index == 0 ? chain.first.id : chain.at(block_index - 1).id;
+  for (const Scope &region : chain.regions) {
+    if (region.first_block != block_index || region.id == id) continue;
+    hash = hasher_.branch(hash, hasher_.root(region.id, region.epoch));
+    id = region.id;
+  }
+  return hash;
 }
 
 bool Cache::is_any_over(const Chain &chain, int64_t block_index) const {
-  const Scope *scope = &chain.first;
-  int64_t first_block = 0;
+  if (is_over(chain.first)) return true;
+  return std::any_of(chain.regions.begin(), chain.regions.end(), [&](const Scope &region) {
+    return region.first_block <= block_index && is_over(region);
+  });
+}
+
+// The public hash, by the same rule as enter_scopes.
+void Cache::name_block(const Chain &chain, const int32_t *table, int64_t block_index) {
+  events_->begin_name(block_index == 0 ? kNoBlock : table[block_index - 1]);
+  uint64_t id = block_index == 0 ? chain.first.id : chain.at(block_index - 1).id;
+  bool has_entered = block_index == 0;  // what it begins with is not in its parent
   for (const Scope &region : chain.regions) {
-    if (region.first_block > block_index) break;
-    // Of a region that covers no block nothing depends.
-    if (region.first_block > first_block && is_over(*scope)) return true;
-    scope = &region;
-    first_block = region.first_block;
+    if (region.first_block != block_index || region.id == id) continue;
+    if (has_entered) events_->pass_namespace(id);
+    has_entered = true;
+    id = region.id;
   }
-  return is_over(*scope);
+  events_->end_name(table[block_index], id, blocks_.tokens(table[block_index]), layout_.block_size());
 }
 
 void Cache::find_prefix(const Chain &chain, int32_t previous, const int64_t *tokens, int64_t first, int64_t end,
                         std::vector<int32_t> *out) const {
   const int32_t block_size = layout_.block_size();
-  for (int64_t i = first; i < end; ++i) {
+  const size_t num_before = out->size();
+  out->resize(num_before + static_cast<size_t>(std::max<int64_t>(end - first, 0)));
+  int32_t *found = out->data() + num_before;
+  int64_t i = first;
+  while (i < end) {
+    // Most often the blocks that were hit last below the same parents: then nothing needs to be hashed.
+    if (previous != kNoBlock && chain.regions.empty()) {
+      const int64_t num_followed = blocks_.follow_hints(previous, tokens + i * block_size, end - i, found);
+      i += num_followed;
+      found += num_followed;
+      if (num_followed > 0) previous = found[-1];
+      if (i == end) break;
+    }
     const int64_t *block_tokens = tokens + i * block_size;
     const Hash128 parent = chain_hash(chain, i, previous == kNoBlock ? Hash128() : blocks_.record(previous).hash);
-    // Most often the block hit last below the same parent: then nothing needs to be hashed.
-    int32_t block = previous == kNoBlock ? kNoBlock : blocks_.guess_child(previous, parent, block_tokens);
-    if (block == kNoBlock) block = blocks_.find(hasher_.extend(parent, block_tokens), block_tokens);
+    const int32_t block = blocks_.find(hasher_.extend(parent, block_tokens), block_tokens);
     if (block == kNoBlock || blocks_.record(block).is_stale) break;
-    // Blocks taken together mostly have ids in a row.
-    if (previous != kNoBlock) blocks_.prefetch_block(block + 4 * (static_cast<int64_t>(block) - previous));
-    out->push_back(block);
-    previous = block;
+    *found++ = previous = block;
+    ++i;
   }
+  out->resize(num_before + static_cast<size_t>(i - first));
 }
 
 }  // namespace pkv

@@ -38,6 +38,7 @@ Eviction::Eviction(pkv_eviction policy, BlockRecord *records, int64_t num_blocks
       keeps_places_(policy == PKV_EVICTION_FIFO || policy == PKV_EVICTION_S3FIFO),
       num_queues_(count_queues(policy)),
       max_frequency_(find_max_frequency(policy)),
+      counts_queues_(policy == PKV_EVICTION_SLRU || policy == PKV_EVICTION_S3FIFO),
       max_protected_(num_blocks * 8 / 10),
       min_small_(std::max<int64_t>(num_blocks / 10, 1)),
       records_(records),
@@ -113,39 +114,19 @@ void Eviction::count_use(int32_t block) {
   if (hits < max_frequency_) ++frequency;
 }
 
-void Eviction::append(int32_t block, uint32_t level_index, uint8_t queue_index) {
-  BlockRecord &record = records_[block];
-  Level &level = levels_[level_index];
-  Queue &queue = queue_of(level_index, queue_index);
-  record.queue = queue_index;
-  record.previous = queue.last;
-  record.next = kNoBlock;
-  if (queue.last == kNoBlock) {
-    queue.first = block;
-    if (level.filled == 0) enter_order(level_index);
-    level.filled |= uint64_t{1} << queue_index;
-  } else {
-    records_[queue.last].next = block;
-  }
-  queue.last = block;
-  if (policy_ == PKV_EVICTION_SLRU) num_protected_ += queue_index == kProtected;
-  if (policy_ == PKV_EVICTION_S3FIFO) level.num_small += queue_index == kSmall;
+void Eviction::count_queued(uint32_t level, uint8_t queue, int change) {
+  if (policy_ == PKV_EVICTION_SLRU && queue == kProtected) num_protected_ += change;
+  if (policy_ == PKV_EVICTION_S3FIFO && queue == kSmall) levels_[level].num_small += change;
 }
 
-void Eviction::unlink(int32_t block, uint32_t level_index) {
-  BlockRecord &record = records_[block];
-  Level &level = levels_[level_index];
-  Queue &queue = queue_of(level_index, record.queue);
-  (record.previous == kNoBlock ? queue.first : records_[record.previous].next) = record.next;
-  (record.next == kNoBlock ? queue.last : records_[record.next].previous) = record.previous;
-  if (queue.first == kNoBlock) {
-    level.filled &= ~(uint64_t{1} << record.queue);
-    if (level.filled == 0) leave_order(level_index);
-  }
-  if (policy_ == PKV_EVICTION_SLRU) num_protected_ -= record.queue == kProtected;
-  if (policy_ == PKV_EVICTION_S3FIFO) level.num_small -= record.queue == kSmall;
-  record.queue = kUnqueued;
-  record.previous = record.next = kNoBlock;
+void Eviction::mark_filled(uint32_t level, uint8_t queue) {
+  if (levels_[level].filled == 0) enter_order(level);
+  levels_[level].filled |= uint64_t{1} << queue;
+}
+
+void Eviction::mark_empty(uint32_t level, uint8_t queue) {
+  levels_[level].filled &= ~(uint64_t{1} << queue);
+  if (levels_[level].filled == 0) leave_order(level);
 }
 
 // The block that was just cached in this level is one too many.
@@ -166,29 +147,50 @@ void Eviction::leave_order(uint32_t level) {
   order_.erase(order_.begin() + static_cast<std::ptrdiff_t>(place));
 }
 
-int32_t Eviction::choose_victim() {
+int64_t Eviction::pop_victims(int64_t count, int32_t *out) {
+  if (keeps_places_) {
+    uint32_t level = 0;
+    out[0] = choose_victim(&level);
+    forget(out[0], level);
+    return 1;
+  }
+  const uint32_t level_index = order_.front();
+  const int queue_index = __builtin_ctzll(levels_[level_index].filled);
+  Queue &queue = queue_of(level_index, queue_index);
+  int64_t num_popped = 0;
+  int32_t block = queue.first;
+  for (int32_t previous = kNoBlock; num_popped < count && block != kNoBlock; previous = out[num_popped - 1]) {
+    // Blocks released together mostly have ids in a row, so the queue runs on in the same stride.
+    const int64_t ahead = block + 16 * (static_cast<int64_t>(block) - previous);
+    if (previous != kNoBlock && ahead >= 0 && ahead < num_blocks_) __builtin_prefetch(&records_[ahead], 1);
+    BlockRecord &record = records_[block];
+    out[num_popped++] = block;
+    block = record.next;
+    record.queue = kUnqueued;
+    record.frequency = 0;
+    record.previous = record.next = kNoBlock;
+  }
+  queue.first = block;
+  if (block == kNoBlock) {
+    queue.last = kNoBlock;
+    mark_empty(level_index, static_cast<uint8_t>(queue_index));
+  } else {
+    records_[block].previous = kNoBlock;
+  }
+  if (policy_ == PKV_EVICTION_SLRU && queue_index == kProtected) num_protected_ -= num_popped;
+  return num_popped;
+}
+
+// It is still queued, in the level given.
+int32_t Eviction::choose_victim(uint32_t *out_level) {
   for (;;) {
     assert(!order_.empty());
     const uint32_t level = order_.front();
     const int32_t block = policy_ == PKV_EVICTION_S3FIFO ? choose_s3_in(level) : choose_in(level);
+    *out_level = level;
     if (block != kNoBlock) return block;
     // Held blocks alone were queued: the level is empty now.
   }
-}
-
-int64_t Eviction::foresee_victims(int64_t count, int32_t *out) const {
-  if (order_.empty()) return 0;
-  const uint32_t level = order_.front();
-  int64_t num_found = 0;
-  int32_t previous = kNoBlock;
-  for (int32_t block = queue_of(level, __builtin_ctzll(levels_[level].filled)).first;
-       block != kNoBlock && num_found < count; block = records_[block].next) {
-    // Blocks released together mostly have ids in a row, so the queue runs on in the same stride.
-    const int64_t ahead = block + 16 * (static_cast<int64_t>(block) - previous);
-    if (previous != kNoBlock && ahead >= 0 && ahead < num_blocks_) __builtin_prefetch(&records_[ahead], 1);
-    out[num_found++] = previous = block;
-  }
-  return num_found;
 }
 
 int32_t Eviction::choose_in(uint32_t level) {

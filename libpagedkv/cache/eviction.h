@@ -42,7 +42,7 @@ class Eviction {
 
   // Nobody holds a registered block any more; somebody does again. Its level stays the same in between.
   void cache(int32_t block, uint32_t level) {
-    if (records_[block].queue == kUnqueued) append(block, level, choose_queue(block));
+    if (records_[block].queue == kUnqueued) append(block, level, num_queues_ == 1 ? 0 : choose_queue(block));
     if (num_protected_ > max_protected_) limit_protected(level);
   }
   void hold(int32_t block, uint32_t level) {
@@ -61,10 +61,8 @@ class Eviction {
     leave(block, level);
     records_[block].frequency = 0;
   }
-  // Of at least one cached block, the one to evict now. It is still queued.
-  int32_t choose_victim();
-  // Probably the next victims, up to count of them; how many. Their records are being loaded.
-  int64_t foresee_victims(int64_t count, int32_t *out) const;
+  // Unlinks the blocks to evict now, up to count of them, in order; how many, at least one of at least one cached.
+  int64_t pop_victims(int64_t count, int32_t *out);
   // No block is cached; ghosts go too.
   void reset() { ghosts_.clear(); }
 
@@ -101,11 +99,15 @@ class Eviction {
   }
   size_t find_priority(const std::vector<uint32_t> &sorted, int32_t priority) const;
 
+  int32_t choose_victim(uint32_t *out_level);
   uint8_t choose_queue(int32_t block);
   uint8_t choose_s3_queue(BlockRecord *record);
   void count_use(int32_t block);
   void append(int32_t block, uint32_t level, uint8_t queue);
   void unlink(int32_t block, uint32_t level);
+  void count_queued(uint32_t level, uint8_t queue, int change);
+  void mark_filled(uint32_t level, uint8_t queue);
+  void mark_empty(uint32_t level, uint8_t queue);
   void limit_protected(uint32_t level);
   void enter_order(uint32_t level);
   void leave_order(uint32_t level);
@@ -116,6 +118,7 @@ class Eviction {
   const bool keeps_places_;
   const int num_queues_;
   const uint8_t max_frequency_;
+  const bool counts_queues_;
   const int64_t max_protected_;
   const int64_t min_small_;
   BlockRecord *const records_;
@@ -128,5 +131,33 @@ class Eviction {
   int64_t num_protected_ = 0;
   GhostTable ghosts_;
 };
+
+inline void Eviction::append(int32_t block, uint32_t level, uint8_t queue_index) {
+  BlockRecord &record = records_[block];
+  Queue &queue = queue_of(level, queue_index);
+  record.queue = queue_index;
+  record.previous = queue.last;
+  record.next = kNoBlock;
+  if (queue.last == kNoBlock) {
+    queue.first = block;
+    mark_filled(level, queue_index);
+  } else {
+    records_[queue.last].next = block;
+  }
+  queue.last = block;
+  if (counts_queues_) count_queued(level, queue_index, 1);
+}
+
+inline void Eviction::unlink(int32_t block, uint32_t level) {
+  BlockRecord &record = records_[block];
+  const uint8_t queue_index = record.queue;
+  Queue &queue = queue_of(level, queue_index);
+  (record.previous == kNoBlock ? queue.first : records_[record.previous].next) = record.next;
+  (record.next == kNoBlock ? queue.last : records_[record.next].previous) = record.previous;
+  record.queue = kUnqueued;
+  record.previous = record.next = kNoBlock;
+  if (queue.first == kNoBlock) mark_empty(level, queue_index);
+  if (counts_queues_) count_queued(level, queue_index, -1);
+}
 
 }  // namespace pkv

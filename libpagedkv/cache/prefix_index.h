@@ -135,7 +135,7 @@ class PrefixIndex {
   static uint32_t find_tag(const Line &line, uint16_t tag) {
 #if defined(__SSE2__)
     const __m128i wanted = _mm_set1_epi16(static_cast<int16_t>(tag));
-    const __m128i first = _mm_loadu_si128(reinterpret_cast<const __m128i *>(line.tags));      // slots 0 to 7
+    const __m128i first = _mm_loadu_si128(reinterpret_cast<const __m128i *>(line.tags));  // slots 0 to 7
     const __m128i last = _mm_loadu_si128(reinterpret_cast<const __m128i *>(line.tags + 2));  // slots 2 to 9
     const uint32_t bits = static_cast<uint32_t>(
         _mm_movemask_epi8(_mm_packs_epi16(_mm_cmpeq_epi16(first, wanted), _mm_cmpeq_epi16(last, wanted))));

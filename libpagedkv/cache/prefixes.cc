@@ -43,7 +43,7 @@ Status Cache::touch(const int64_t *tokens, int64_t num_tokens, const pkv_open_op
   PKV_TRY(find_chain(options, &chain));
   matched_.clear();
   if (prefix_caching_) find_prefix(chain, kNoBlock, tokens, 0, num_tokens / layout_.block_size(), &matched_);
-  for (int32_t block : matched_) blocks_.hit(block);
+  blocks_.hit(matched_.data(), static_cast<int64_t>(matched_.size()));
   blocks_.release(matched_.data(), static_cast<int64_t>(matched_.size()), kNoLevel);
   *out_num_touched = static_cast<int64_t>(matched_.size()) * layout_.block_size();
   ++serial_;

@@ -23,15 +23,13 @@ void Retention::raise(int32_t block, uint32_t level) {
   own = level;
 }
 
-void Retention::forget_level(int32_t block) {
-  if (!follows_priority_) return;
+void Retention::drop_level(int32_t block) {
   uint32_t &level = blocks_[block].level;
   if (level != kNoLevel) eviction_->release_level(level);
   level = kNoLevel;
 }
 
-void Retention::forget(int32_t block) {
-  if (blocks_.empty()) return;
+void Retention::drop(int32_t block) {
   set_hint(block, 0);
   forget_level(block);
 }

@@ -28,9 +28,13 @@ class Retention {
   // A sequence of this level lets go of a block that is not queued.
   void raise(int32_t block, uint32_t level);
   // The block gets or loses its hash: sequences that held it before count no more.
-  void forget_level(int32_t block);
+  void forget_level(int32_t block) {
+    if (follows_priority_) drop_level(block);
+  }
   // The block is reused.
-  void forget(int32_t block);
+  void forget(int32_t block) {
+    if (!blocks_.empty()) drop(block);
+  }
 
   // A hint without blocks; never 0. With has_deadline it remembers up to num_blocks blocks. Throws std::bad_alloc.
   uint32_t create_hint(int32_t priority, int64_t num_blocks, bool has_deadline);
@@ -47,6 +51,9 @@ class Retention {
   Status validate() const;
 
  private:
+  void drop_level(int32_t block);
+  void drop(int32_t block);
+
   struct BlockRetention {
     uint32_t level = kNoLevel;
     uint32_t hint = 0;

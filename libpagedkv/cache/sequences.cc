@@ -79,12 +79,11 @@ void Cache::take_prefix(Sequence *sequence, const int32_t *blocks, const OpenIte
   const int64_t count = item.num_hit + (item.partial_block != kNoBlock);
   std::memmove(table + first + count, table + first,
                sizeof(int32_t) * static_cast<size_t>(sequence->num_blocks - first));
+  blocks_.hit(blocks, item.num_hit);
+  if (item.partial_block != kNoBlock) blocks_.hit(&item.partial_block, 1);
   for (int64_t i = 0; i < count; ++i) {
-    const bool is_whole = i < item.num_hit;
-    const int32_t block = is_whole ? blocks[i] : item.partial_block;
-    blocks_.hit(block);
-    table[first + i] = block;
-    if (is_whole && first + i > 0) blocks_.set_child(table[first + i - 1], block);
+    table[first + i] = i < item.num_hit ? blocks[i] : item.partial_block;
+    if (i < item.num_hit && first + i > 0) blocks_.set_child(table[first + i - 1], blocks[i]);
   }
   const int64_t num_tokens = item.num_hit * layout_.block_size() + item.partial_tokens;
   sequence->num_blocks += static_cast<int32_t>(count);
@@ -358,39 +357,46 @@ void Cache::settle(Sequence *sequence, int64_t first_new, std::vector<HashedBloc
 // The same where the tokens below `position` are known to be settled.
 void Cache::settle_to(Sequence *sequence, int64_t position, int64_t first_new,
                       std::vector<HashedBlock> *hashed_blocks) {
-  const int32_t block_size = layout_.block_size();
   const int64_t first = block_math_.index_of(sequence->settled_length);
   const int64_t end = block_math_.index_of(std::min(position, sequence->exact_length));
   sequence->settled_length = position;
   if (!prefix_caching_ || first >= end) return;
   const int32_t *table = sequence->table.data();
   const Chain &chain = sequence->chain;
-  Hash128 parents[kSettledRun], hashes[kSettledRun];  // of a run of blocks
+  const int64_t first_reported = hashed_blocks == nullptr ? end : block_math_.index_of(first_new);
+  int32_t blocks[kSettledRun];  // a run of blocks to register
+  Hash128 parents[kSettledRun], hashes[kSettledRun];
   Hash128 hash = previous_hash(*sequence, first);
   for (int64_t i = first; i < end;) {
-    const int64_t run = std::min(end - i, kSettledRun);
-    for (int64_t j = 0; j < run; ++j) {
-      const int32_t block = table[i + j];
-      const BlockRecord &record = blocks_.record(block);
-      // A fork that shares the block may have settled it already; its hash is the same.
-      parents[j] = hash = chain_hash(chain, i + j, hash);
-      hashes[j] = hash = record.is_hashed ? record.hash : hasher_.extend(hash, blocks_.tokens(block));
-      blocks_.prefetch_hash(hash);
-    }
-    for (int64_t j = 0; j < run; ++j, ++i) {
+    const int64_t run_end = std::min(end, i + kSettledRun);
+    const bool was_stale = is_stale(chain, i);
+    int64_t count = 0, num_unreported = 0;
+    for (; i < run_end; ++i) {
       const int32_t block = table[i];
-      if (blocks_.record(block).is_hashed) continue;
-      if (events_ != nullptr) {
-        events_->name(block, i == 0 ? kNoBlock : table[i - 1], chain.at(i).id, blocks_.tokens(block), block_size);
-      }
-      blocks_.set_hash(block, parents[j], hashes[j], is_stale(chain, i));
+      const BlockRecord &record = blocks_.record(block);
       if (i > 0) blocks_.set_child(table[i - 1], block);
-      note_registered(block, parents[j]);
-      if (hashed_blocks != nullptr && (i + 1) * block_size > first_new) {
-        HashedBlock &hashed = hashed_blocks->emplace_back();  // filled in place: a copy would wait for its parts
-        hashed.block = block;
-        hashed.hash = hashes[j];
+      const Hash128 parent = chain_hash(chain, i, hash);
+      if (record.is_hashed) {  // a fork that shares the block has settled it already; its hash is the same
+        hash = record.hash;
+        continue;
       }
+      if (!chain.regions.empty() && is_stale(chain, i) != was_stale) break;  // starts a run of its own
+      if (events_ != nullptr) name_block(chain, table, i);
+      hash = hasher_.extend(parent, blocks_.tokens(block));
+      blocks_.prefetch_hash(hash);
+      blocks[count] = block;
+      parents[count] = parent;
+      hashes[count++] = hash;
+      num_unreported += i < first_reported;
+    }
+    blocks_.set_hashes(blocks, parents, hashes, count, was_stale);
+    for (int64_t j = 0; j < count; ++j) note_registered(blocks[j], parents[j]);
+    if (num_unreported == count) continue;
+    size_t place = hashed_blocks->size();
+    hashed_blocks->resize(place + static_cast<size_t>(count - num_unreported));
+    for (int64_t j = num_unreported; j < count; ++j, ++place) {
+      (*hashed_blocks)[place].block = blocks[j];  // in place: a copy of the pair would wait for its parts
+      (*hashed_blocks)[place].hash = hashes[j];
     }
   }
 }

@@ -149,7 +149,10 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
 
 Status Cache::apply_step(const int64_t *tokens, Step *step) {
   evict_over_quota(step->quota_evictions);
-  blocks_.take(step->num_new_blocks, step->new_blocks.data(), kNoNamespace);
+  // Of one sequence in one namespace they are owned at once; of several, one by one below.
+  const bool is_of_one = step->items.size() == 1 && step->items[0].sequence->chain.regions.empty();
+  const uint32_t owner = is_of_one ? step->items[0].sequence->chain.first.index : kNoNamespace;
+  blocks_.take(step->num_new_blocks, step->new_blocks.data(), owner);
   const int32_t *next_new = step->new_blocks.data();
   ++serial_;
   for (StepItem &item : step->items) {

@@ -22,7 +22,18 @@ int64_t count_equal(std::vector<Hash128> hashes) {
   return num_equal;
 }
 
+constexpr HashDigest kDigests[] = {HashDigest::kFastest, HashDigest::kNarrowAes, HashDigest::kPortable};
+
 }  // namespace
+
+TEST_CASE("BlockHasher: wide and narrow AES instructions give the same hashes") {
+  for (int32_t block_size : {16, 32, 48, 256}) {
+    const BlockHasher wide(5, block_size), narrow(5, block_size, HashDigest::kNarrowAes);
+    std::vector<int64_t> tokens(static_cast<size_t>(block_size));
+    for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int64_t>(i * i * 7919);
+    CHECK(wide.extend(wide.root(3, 0), tokens.data()) == narrow.extend(narrow.root(3, 0), tokens.data()));
+  }
+}
 
 TEST_CASE("BlockHasher: the seed decides the hash") {
   const int64_t tokens[16] = {5, 4, 3};
@@ -36,63 +47,63 @@ TEST_CASE("BlockHasher: the seed decides the hash") {
 
 TEST_CASE("BlockHasher: every token, its place, the parent and the namespace count") {
   for (int32_t block_size : {1, 2, 3, 5, 8, 16, 17, 27, 255}) {
-   for (bool may_use_aes : {false, true}) {
-    CAPTURE(block_size);
-    CAPTURE(may_use_aes);
-    const BlockHasher hasher(1, block_size, may_use_aes);
-    std::vector<int64_t> tokens(static_cast<size_t>(block_size), 0);
-    std::vector<Hash128> hashes;
-    for (uint64_t namespace_id : {uint64_t{0}, uint64_t{1}, uint64_t{1} << 32, UINT64_MAX}) {
-      const Hash128 root = hasher.root(namespace_id, 0);
-      hashes.push_back(root);
-      hashes.push_back(hasher.extend(root, tokens.data()));
-      hashes.push_back(hasher.extend(hashes.back(), tokens.data()));
-      for (int64_t token : {int64_t{1}, int64_t{65}, int64_t{65601}, (int64_t{1} << 32) + 65, INT64_MAX}) {
-        for (int64_t &place : tokens) {
-          place = token;
-          hashes.push_back(hasher.extend(root, tokens.data()));
-          place = 0;
+    for (HashDigest digest : kDigests) {
+      CAPTURE(block_size);
+      CAPTURE(static_cast<int>(digest));
+      const BlockHasher hasher(1, block_size, digest);
+      std::vector<int64_t> tokens(static_cast<size_t>(block_size), 0);
+      std::vector<Hash128> hashes;
+      for (uint64_t namespace_id : {uint64_t{0}, uint64_t{1}, uint64_t{1} << 32, UINT64_MAX}) {
+        const Hash128 root = hasher.root(namespace_id, 0);
+        hashes.push_back(root);
+        hashes.push_back(hasher.extend(root, tokens.data()));
+        hashes.push_back(hasher.extend(hashes.back(), tokens.data()));
+        for (int64_t token : {int64_t{1}, int64_t{65}, int64_t{65601}, (int64_t{1} << 32) + 65, INT64_MAX}) {
+          for (int64_t &place : tokens) {
+            place = token;
+            hashes.push_back(hasher.extend(root, tokens.data()));
+            place = 0;
+          }
         }
       }
+      CHECK(count_equal(hashes) == 0);
     }
-    CHECK(count_equal(hashes) == 0);
-   }
   }
 }
 
 TEST_CASE("BlockHasher: many blocks, no two hashes equal, all bits in use") {
   for (int32_t block_size : {1, 3, 4}) {
-   for (bool may_use_aes : {false, true}) {
-    CAPTURE(block_size);
-    CAPTURE(may_use_aes);
-    const BlockHasher hasher(9, block_size, may_use_aes);
-    std::vector<Hash128> hashes;
-    std::vector<int64_t> tokens(static_cast<size_t>(block_size), 0);
-    Hash128 parent = hasher.root(0, 0);
-    for (int64_t i = 0; i < 60000; ++i) {  // counting tokens behind one parent, and a chain of equal blocks
-      tokens[0] = i % 300;
-      tokens.back() += i % 300 == 0;
-      if (block_size > 1 || i < 300) hashes.push_back(hasher.extend(hasher.root(0, 0), tokens.data()));
-      const std::vector<int64_t> zeros(static_cast<size_t>(block_size), 0);
-      parent = hasher.extend(parent, zeros.data());
-      hashes.push_back(parent);
-    }
-    // The first block of the chain is the first of those counted.
-    CHECK(count_equal(hashes) <= 1);
-    int64_t ones[128] = {};
-    for (const Hash128 &hash : hashes) {
-      for (int bit = 0; bit < 64; ++bit) {
-        ones[bit] += (hash.low >> bit) & 1;
-        ones[64 + bit] += (hash.high >> bit) & 1;
+    for (HashDigest digest : kDigests) {
+      CAPTURE(block_size);
+      CAPTURE(static_cast<int>(digest));
+      const BlockHasher hasher(9, block_size, digest);
+      std::vector<Hash128> hashes;
+      std::vector<int64_t> tokens(static_cast<size_t>(block_size), 0);
+      Hash128 parent = hasher.root(0, 0);
+      for (int64_t i = 0; i < 60000; ++i) {  // counting tokens behind one parent, and a chain of equal blocks
+        tokens[0] = i % 300;
+        tokens.back() += i % 300 == 0;
+        if (block_size > 1 || i < 300) hashes.push_back(hasher.extend(hasher.root(0, 0), tokens.data()));
+        const std::vector<int64_t> zeros(static_cast<size_t>(block_size), 0);
+        parent = hasher.extend(parent, zeros.data());
+        hashes.push_back(parent);
       }
+      // The first block of the chain is the first of those counted.
+      CHECK(count_equal(hashes) <= 1);
+      int64_t ones[128] = {};
+      for (const Hash128 &hash : hashes) {
+        for (int bit = 0; bit < 64; ++bit) {
+          ones[bit] += (hash.low >> bit) & 1;
+          ones[64 + bit] += (hash.high >> bit) & 1;
+        }
+      }
+      const double half = static_cast<double>(hashes.size()) / 2;
+      for (int64_t count : ones) CHECK(static_cast<double>(count) == doctest::Approx(half).epsilon(0.05));
+      // The buckets of an index: no low bits that pile up.
+      std::vector<int> buckets(1024, 0);
+      for (const Hash128 &hash : hashes) ++buckets[hash.low % 1024];
+      const double mean = static_cast<double>(hashes.size()) / 1024;
+      CHECK(*std::max_element(buckets.begin(), buckets.end()) < 2 * mean + 20);
     }
-    const double half = static_cast<double>(hashes.size()) / 2;
-    for (int64_t count : ones) CHECK(static_cast<double>(count) == doctest::Approx(half).epsilon(0.05));
-    // The buckets of an index: no low bits that pile up.
-    std::vector<int> buckets(1024, 0);
-    for (const Hash128 &hash : hashes) ++buckets[hash.low % 1024];
-    const double mean = static_cast<double>(hashes.size()) / 1024;
-    CHECK(*std::max_element(buckets.begin(), buckets.end()) < 2 * mean + 20);
-   }
   }
 }
