@@ -3,7 +3,8 @@
 // Every public call checks first and changes afterwards, so a refused one changes nothing; what it may need on the heap
 // it takes before the first change. One mutating thread at a time; get_stats() from any thread.
 //
-// cache.cc: creation, counts, eviction, victims. sequences.cc: the life of a sequence. step.cc: appending. quotas.cc: what
+// cache.cc: creation, counts, eviction, victims. sequences.cc: the life of a sequence. step.cc: appending. settle.cc:
+// hashes of completed blocks. quotas.cc: what
 // namespaces may have. prefixes.cc: prefixes without a sequence, pins, retention.
 // snapshot_save.cc, snapshot_load.cc, prefix_tree.cc: snapshots. audit.cc: check and explain.
 #pragma once
