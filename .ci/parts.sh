@@ -7,6 +7,10 @@ export CCACHE_DIR=${CCACHE_DIR:-$work/ccache} CCACHE_BASEDIR=$work CCACHE_NOHASH
 export CCACHE_COMPILERCHECK=content  # an nvcc of wheels is installed anew for each build
 export CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}
 
+# How long random calls run, other ones every time: of the fuzz target, and of the state machine among the Python tests.
+export PAGEDKV_FUZZ_SECONDS=${PAGEDKV_FUZZ_SECONDS:-$([ "${CI_NIGHTLY:-0}" = 1 ] && echo 600 || echo 60)}
+export PAGEDKV_FUZZ_START=${PAGEDKV_FUZZ_START:-$(date +%s)}
+
 part_setup() {
   local packages=()
   need() { "${@:2}" >/dev/null 2>&1 || packages+=("$1"); }
@@ -48,11 +52,17 @@ enter_sources() {
   cd "$work/src/pagedkv"
 }
 
+# configure NAME CMAKE_ARGUMENT...
+configure() {
+  local log=$work/$1.log
+  enter_sources
+  cmake -S . -B "build/$1" -G Ninja -DPAGEDKV_TESTS=ON "${@:2}" >"$log" || { cat "$log"; return 1; }
+}
+
 # build_and_test NAME CTEST_PATTERN CMAKE_ARGUMENT...
 build_and_test() {
   local name=$1 pattern=$2 log=$work/$1.log
-  enter_sources
-  cmake -S . -B "build/$name" -G Ninja -DPAGEDKV_TESTS=ON "${@:3}" >"$log" || { cat "$log"; return 1; }
+  configure "$name" "${@:3}"
   cmake --build "build/$name"
   ${run_prefix:-} ctest --test-dir "build/$name" -j "$CMAKE_BUILD_PARALLEL_LEVEL" --output-on-failure \
     --no-tests=error -R "$pattern" | tee "$log"
@@ -62,9 +72,27 @@ build_and_test() {
 # With assertions, and optimised as far as traces stay readable.
 debug=(-DCMAKE_BUILD_TYPE=Debug -DCMAKE_C_FLAGS_DEBUG="-g -O1" -DCMAKE_CXX_FLAGS_DEBUG="-g -O1")
 
+asan_ubsan=(-DPAGEDKV_CUDA=OFF -DPAGEDKV_SANITIZE=address,undefined "${debug[@]}")
+
 part_cpp_tests() {
-  UBSAN_OPTIONS=print_stacktrace=1 \
-    build_and_test asan_ubsan . -DPAGEDKV_CUDA=OFF -DPAGEDKV_SANITIZE=address,undefined "${debug[@]}"
+  UBSAN_OPTIONS=print_stacktrace=1 build_and_test asan_ubsan . "${asan_ubsan[@]}"
+}
+
+# The fuzz target in one process for each processor, each with seeds of its own; see tests/README.md.
+part_fuzz() {
+  configure asan_ubsan "${asan_ubsan[@]}"
+  cmake --build build/asan_ubsan --target fuzz_cache
+  local pids=() is_failed=0 seed
+  for i in $(seq 0 $(($(nproc) - 1))); do
+    seed=$(((PAGEDKV_FUZZ_START * 256 + i) * 1000000))
+    build/asan_ubsan/fuzz_cache --seed "$seed" --seconds "$PAGEDKV_FUZZ_SECONDS" >"$work/fuzz_$i.out" 2>&1 &
+    pids+=($!)
+  done
+  for pid in "${pids[@]}"; do wait "$pid" || is_failed=1; done
+  cat "$work"/fuzz_*.out
+  echo "Python tests: PAGEDKV_FUZZ_START=$PAGEDKV_FUZZ_START PAGEDKV_FUZZ_SECONDS=$PAGEDKV_FUZZ_SECONDS"
+  awk '/ calls in / { sum += $1 } END { printf "fuzz: %d calls\n", sum }' "$work"/fuzz_*.out >"$work/fuzz.result"
+  return $is_failed
 }
 
 part_thread_tests() {

@@ -61,7 +61,9 @@ endforeach()
 
 # fuzz.cache: the fuzz target with a main function of its own, on random bytes for some seconds. With clang and
 # PAGEDKV_SANITIZE=address,undefined,fuzzer-no-link it becomes a program of libFuzzer, which ctest does not run.
-add_executable(fuzz_cache "${PROJECT_SOURCE_DIR}/tests/fuzz/fuzz_cache.cc" "${PROJECT_SOURCE_DIR}/tests/fuzz/model.cc")
+file(GLOB fuzz_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/fuzz/*.cc")
+list(FILTER fuzz_sources EXCLUDE REGEX "/main.cc$")
+add_executable(fuzz_cache ${fuzz_sources})
 target_compile_options(fuzz_cache PRIVATE -Wall -Wextra)
 target_link_libraries(fuzz_cache PRIVATE pagedkv)
 if(PAGEDKV_SANITIZE MATCHES "fuzzer-no-link")

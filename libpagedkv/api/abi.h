@@ -1,10 +1,12 @@
-// What every function of the ABI shares: handles, the exception barrier, and structs that carry their size.
+// What every function of the ABI shares: handles, the exception barrier, structs that carry their size, texts.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <exception>
 #include <memory>
 #include <new>
+#include <string>
 
 #include "base/status.h"
 #include "cache/batch.h"
@@ -16,9 +18,14 @@ struct pkv_pool {
 };
 struct pkv_cache {
   std::shared_ptr<pkv::Cache> cache;
+  pkv::TraceHeader description;
 };
 struct pkv_batch {
   std::shared_ptr<pkv::Batch> batch;
+  std::shared_ptr<pkv::Cache> cache;
+  pkv_batch_options options = {};
+  uint64_t trace_session = 0;  // the recording that knows the batch, by trace_number
+  uint64_t trace_number = 0;
 };
 
 namespace pkv {
@@ -79,6 +86,16 @@ void write_struct(const T &filled, T *out) {
   const size_t size = out->struct_size;
   std::memcpy(out, &filled, size < sizeof(T) ? size : sizeof(T));
   out->struct_size = size;
+}
+
+// A text for a buffer of the caller's, as in pkv_cache_format_stats; buffer and out_length are checked.
+inline void write_text(const std::string &text, char *buffer, size_t capacity, size_t *out_length) {
+  if (capacity > 0) {
+    const size_t length = std::min(text.size(), capacity - 1);
+    std::memcpy(buffer, text.data(), length);
+    buffer[length] = '\0';
+  }
+  *out_length = text.size();
 }
 
 inline Status read_toggle(const char *name, pkv_toggle toggle, bool default_value, bool *out) {

@@ -1,6 +1,6 @@
 #include <cinttypes>
 
-#include "api/abi.h"
+#include "api/traced.h"
 
 using namespace pkv;
 
@@ -21,12 +21,19 @@ pkv_status pkv_batch_create(pkv_cache *cache, const pkv_batch_options *options, 
                                         given.num_heads, given.formats | PKV_FORMAT_TABLE};
     auto handle = std::make_unique<pkv_batch>();
     PKV_TRY(Batch::create(cache->cache, batch_options, &handle->batch));
+    handle->cache = cache->cache;
+    handle->options = given;
     *out = handle.release();
     return PKV_OK;
   });
 }
 
-void pkv_batch_destroy(pkv_batch *batch) { delete batch; }
+void pkv_batch_destroy(pkv_batch *batch) {
+  if (batch != nullptr && batch->trace_session == batch->cache->trace().session()) {
+    traced(*batch, TraceCall::kBatchDestroy, PKV_OK);
+  }
+  delete batch;
+}
 
 pkv_status pkv_batch_prepare(pkv_batch *batch, const pkv_sequence *sequences, const int64_t *counts,
                              int64_t num_sequences, const int64_t *tokens, int64_t num_tokens,
@@ -45,14 +52,17 @@ pkv_status pkv_batch_prepare(pkv_batch *batch, const pkv_sequence *sequences, co
     prepare_options.pad_sequences = given.pad_sequences;
     prepare_options.pad_tokens = given.pad_tokens;
     prepare_options.max_query_len = given.max_query_len;
-    return batch->batch->prepare(sequences, counts, num_sequences, tokens, num_tokens, prepare_options);
+    return traced(*batch, TraceCall::kPrepare,
+                  batch->batch->prepare(sequences, counts, num_sequences, tokens, num_tokens, prepare_options),
+                  array_of(sequences, num_sequences), array_of(counts, num_sequences), array_of(tokens, num_tokens),
+                  prepare_options.registers, given.pad_sequences, given.pad_tokens, given.max_query_len);
   });
 }
 
 pkv_status pkv_batch_discard(pkv_batch *batch) {
   return guarded([&]() -> Status {
     PKV_TRY(check_batch(batch));
-    return batch->batch->discard();
+    return traced(*batch, TraceCall::kDiscard, batch->batch->discard());
   });
 }
 

@@ -4,8 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "api/abi.h"
+#include "api/traced.h"
 #include "backend/backend.h"
+#include "cache/format_stats.h"
 
 using namespace pkv;
 
@@ -16,7 +17,8 @@ constexpr int64_t kMaxEvents = int64_t{1} << 32;
 
 Status check_cache(const pkv_cache *cache) { return check_pointer("cache", cache); }
 
-Status read_layout(const pkv_layout *layout, Layout *out) {
+// out_group, the first group as it was given, may be null.
+Status read_layout(const pkv_layout *layout, Layout *out, pkv_layer_group *out_group = nullptr) {
   pkv_layout given;
   PKV_TRY(read_struct("layout", layout, &given));
   if (given.num_groups < 1 || given.num_groups > kMaxGroups) {
@@ -35,6 +37,7 @@ Status read_layout(const pkv_layout *layout, Layout *out) {
     PKV_TRY(read_struct("layout->groups", reinterpret_cast<const pkv_layer_group *>(element), &groups[i]));
   }
   given.groups = groups.data();
+  if (out_group != nullptr) *out_group = groups[0];
   return Layout::create(given, out);
 }
 
@@ -111,7 +114,9 @@ pkv_status pkv_cache_create(const pkv_cache_options *options, pkv_cache **out) {
     pkv_cache_options given;
     PKV_TRY(read_struct("options", options, &given));
     CacheOptions cache_options;
-    PKV_TRY(read_layout(given.layout, &cache_options.layout));
+    TraceHeader description;
+    PKV_TRY(read_layout(given.layout, &cache_options.layout, &description.group));
+    if (given.rope != nullptr) PKV_TRY(read_struct("rope", given.rope, &description.rope));
     PKV_TRY(read_toggle("prefix_caching", given.prefix_caching, true, &cache_options.prefix_caching));
     PKV_TRY(check_eviction(given.eviction));
     cache_options.eviction = given.eviction;
@@ -131,6 +136,10 @@ pkv_status pkv_cache_create(const pkv_cache_options *options, pkv_cache **out) {
     cache_options.pool = {block_bytes, num_blocks, given.memory, given.memory_bytes};
     auto handle = std::make_unique<pkv_cache>();
     PKV_TRY(Cache::create(backend, cache_options, &handle->cache));
+    description.options = given;
+    description.options.prefix_caching = cache_options.prefix_caching ? PKV_ON : PKV_OFF;
+    description.block_size = cache_options.layout.block_size();
+    handle->description = description;
     *out = handle.release();
     return PKV_OK;
   });
@@ -151,7 +160,7 @@ pkv_status pkv_cache_evict(pkv_cache *cache, int64_t n, int64_t *out_evicted) {
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
     int64_t evicted = 0;
-    PKV_TRY(cache->cache->evict(n, &evicted));
+    PKV_TRY(traced(*cache->cache, TraceCall::kEvict, cache->cache->evict(n, &evicted), n, result_of(evicted)));
     if (out_evicted != nullptr) *out_evicted = evicted;
     return PKV_OK;
   });
@@ -161,7 +170,8 @@ pkv_status pkv_cache_zero_uncached(pkv_cache *cache, pkv_stream stream, int64_t 
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
     int64_t count = 0;
-    PKV_TRY(cache->cache->zero_uncached(stream, &count));
+    PKV_TRY(traced(*cache->cache, TraceCall::kZeroUncached, cache->cache->zero_uncached(stream, &count),
+                   result_of(count)));
     if (out_count != nullptr) *out_count = count;
     return PKV_OK;
   });
@@ -170,7 +180,7 @@ pkv_status pkv_cache_zero_uncached(pkv_cache *cache, pkv_stream stream, int64_t 
 pkv_status pkv_cache_reset(pkv_cache *cache) {
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
-    return cache->cache->reset();
+    return traced(*cache->cache, TraceCall::kReset, cache->cache->reset());
   });
 }
 
@@ -181,6 +191,30 @@ pkv_status pkv_cache_get_stats(const pkv_cache *cache, pkv_cache_stats *out) {
     pkv_cache_stats stats = {};
     cache->cache->get_stats(&stats);
     write_struct(stats, out);
+    report_trace_failure(*cache->cache);
+    return PKV_OK;
+  });
+}
+
+pkv_status pkv_cache_format_stats(const pkv_cache *cache, pkv_stats_format format, char *buffer, size_t capacity,
+                                  size_t *out_length) {
+  return guarded([&]() -> Status {
+    PKV_TRY(check_cache(cache));
+    PKV_TRY(check_pointer("out_length", out_length));
+    if (capacity > 0) PKV_TRY(check_pointer("buffer", buffer));
+    if (format != PKV_STATS_JSON && format != PKV_STATS_PROMETHEUS) {
+      return fail(PKV_INVALID_ARGUMENT, "format is %d, unknown", static_cast<int>(format));
+    }
+    pkv_cache_stats stats = {};
+    cache->cache->get_stats(&stats);
+    std::string text;
+    if (format == PKV_STATS_JSON) {
+      format_stats_json(stats, &text);
+    } else {
+      format_stats_prometheus(stats, cache->cache->reuse_distance_sum(), &text);
+    }
+    write_text(text, buffer, capacity, out_length);
+    report_trace_failure(*cache->cache);
     return PKV_OK;
   });
 }
@@ -200,12 +234,7 @@ pkv_status pkv_cache_explain(const pkv_cache *cache, int32_t block, char *buffer
     if (capacity > 0) PKV_TRY(check_pointer("buffer", buffer));
     std::string text;
     PKV_TRY(cache->cache->explain(block, &text));
-    if (capacity > 0) {
-      const size_t length = std::min(text.size(), capacity - 1);
-      std::memcpy(buffer, text.data(), length);
-      buffer[length] = '\0';
-    }
-    *out_length = text.size();
+    write_text(text, buffer, capacity, out_length);
     return PKV_OK;
   });
 }

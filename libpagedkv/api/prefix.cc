@@ -1,4 +1,4 @@
-#include "api/abi.h"
+#include "api/traced.h"
 
 using namespace pkv;
 
@@ -33,7 +33,8 @@ pkv_status pkv_prefix_touch(pkv_cache *cache, const int64_t *tokens, int64_t num
     pkv_open_options given;
     PKV_TRY(read_prefix(cache, tokens, num_tokens, options, &given));
     int64_t num_touched = 0;
-    PKV_TRY(cache->cache->touch(tokens, num_tokens, given, &num_touched));
+    PKV_TRY(traced(*cache->cache, TraceCall::kTouch, cache->cache->touch(tokens, num_tokens, given, &num_touched),
+                   array_of(tokens, num_tokens), given, result_of(num_touched)));
     if (out_num_touched != nullptr) *out_num_touched = num_touched;
     return PKV_OK;
   });
@@ -46,7 +47,9 @@ pkv_status pkv_prefix_pin(pkv_cache *cache, const int64_t *tokens, int64_t num_t
     PKV_TRY(read_prefix(cache, tokens, num_tokens, options, &given));
     PKV_TRY(check_pointer("out", out));
     int64_t num_pinned = 0;
-    PKV_TRY(cache->cache->pin(tokens, num_tokens, given, ttl_ms, out, &num_pinned));
+    PKV_TRY(traced(*cache->cache, TraceCall::kPin,
+                   cache->cache->pin(tokens, num_tokens, given, ttl_ms, out, &num_pinned),
+                   array_of(tokens, num_tokens), given, ttl_ms, result_of(*out), result_of(num_pinned)));
     if (out_num_pinned != nullptr) *out_num_pinned = num_pinned;
     return PKV_OK;
   });
@@ -55,7 +58,7 @@ pkv_status pkv_prefix_pin(pkv_cache *cache, const int64_t *tokens, int64_t num_t
 pkv_status pkv_prefix_unpin(pkv_cache *cache, pkv_pin pin) {
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
-    return cache->cache->unpin(pin);
+    return traced(*cache->cache, TraceCall::kUnpin, cache->cache->unpin(pin), pin);
   });
 }
 
@@ -63,7 +66,8 @@ pkv_status pkv_namespace_invalidate(pkv_cache *cache, uint64_t namespace_id, int
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
     int64_t count = 0;
-    PKV_TRY(cache->cache->invalidate_namespace(namespace_id, &count));
+    PKV_TRY(traced(*cache->cache, TraceCall::kInvalidate, cache->cache->invalidate_namespace(namespace_id, &count),
+                   namespace_id, result_of(count)));
     if (out_count != nullptr) *out_count = count;
     return PKV_OK;
   });
@@ -72,7 +76,8 @@ pkv_status pkv_namespace_invalidate(pkv_cache *cache, uint64_t namespace_id, int
 pkv_status pkv_namespace_set_quota(pkv_cache *cache, uint64_t namespace_id, int64_t max_blocks) {
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
-    return cache->cache->set_namespace_quota(namespace_id, max_blocks);
+    return traced(*cache->cache, TraceCall::kSetQuota, cache->cache->set_namespace_quota(namespace_id, max_blocks),
+                  namespace_id, max_blocks);
   });
 }
 

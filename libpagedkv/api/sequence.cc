@@ -1,4 +1,4 @@
-#include "api/abi.h"
+#include "api/traced.h"
 
 using namespace pkv;
 
@@ -17,7 +17,8 @@ pkv_status pkv_sequence_open(pkv_cache *cache, const int64_t *tokens, int64_t nu
     pkv_open_options given = {};
     if (options != nullptr) PKV_TRY(read_struct("options", options, &given));
     int64_t num_cached = 0;
-    PKV_TRY(cache->cache->open(tokens, num_tokens, given, out, &num_cached));
+    PKV_TRY(traced(*cache->cache, TraceCall::kOpen, cache->cache->open(tokens, num_tokens, given, out, &num_cached),
+                   array_of(tokens, num_tokens), given, result_of(*out), result_of(num_cached)));
     if (out_num_cached != nullptr) *out_num_cached = num_cached;
     return PKV_OK;
   });
@@ -29,7 +30,9 @@ pkv_status pkv_sequence_rematch(pkv_cache *cache, pkv_sequence sequence, const i
     PKV_TRY(check_cache(cache));
     PKV_TRY(check_array("tokens", tokens, num_tokens));
     int64_t num_cached = 0;
-    PKV_TRY(cache->cache->rematch(sequence, tokens, num_tokens, &num_cached));
+    PKV_TRY(traced(*cache->cache, TraceCall::kRematch,
+                   cache->cache->rematch(sequence, tokens, num_tokens, &num_cached), sequence,
+                   array_of(tokens, num_tokens), result_of(num_cached)));
     if (out_num_cached != nullptr) *out_num_cached = num_cached;
     return PKV_OK;
   });
@@ -39,14 +42,16 @@ pkv_status pkv_sequence_fork(pkv_cache *cache, pkv_sequence sequence, int64_t le
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
     PKV_TRY(check_pointer("out", out));
-    return cache->cache->fork(sequence, length, out);
+    return traced(*cache->cache, TraceCall::kFork, cache->cache->fork(sequence, length, out), sequence, length,
+                  result_of(*out));
   });
 }
 
 pkv_status pkv_sequence_reserve(pkv_cache *cache, pkv_sequence sequence, int64_t num_tokens) {
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
-    return cache->cache->reserve(sequence, num_tokens);
+    return traced(*cache->cache, TraceCall::kReserve, cache->cache->reserve(sequence, num_tokens), sequence,
+                  num_tokens);
   });
 }
 
@@ -54,7 +59,8 @@ pkv_status pkv_sequence_append(pkv_cache *cache, pkv_sequence sequence, const in
                                pkv_stream stream) {
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
-    return cache->cache->append(sequence, tokens, count, stream);
+    return traced(*cache->cache, TraceCall::kAppend, cache->cache->append(sequence, tokens, count, stream), sequence,
+                  array_of(tokens, count));
   });
 }
 
@@ -62,21 +68,22 @@ pkv_status pkv_sequence_commit(pkv_cache *cache, pkv_sequence sequence, const in
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
     PKV_TRY(check_array("tokens", tokens, count));
-    return cache->cache->commit(sequence, tokens, count);
+    return traced(*cache->cache, TraceCall::kCommit, cache->cache->commit(sequence, tokens, count), sequence,
+                  array_of(tokens, count));
   });
 }
 
 pkv_status pkv_sequence_truncate(pkv_cache *cache, pkv_sequence sequence, int64_t length) {
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
-    return cache->cache->truncate(sequence, length);
+    return traced(*cache->cache, TraceCall::kTruncate, cache->cache->truncate(sequence, length), sequence, length);
   });
 }
 
 pkv_status pkv_sequence_close(pkv_cache *cache, pkv_sequence sequence, pkv_stream stream) {
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
-    return cache->cache->close(sequence, stream);
+    return traced(*cache->cache, TraceCall::kClose, cache->cache->close(sequence, stream), sequence);
   });
 }
 
@@ -99,10 +106,25 @@ pkv_status pkv_sequence_blocks(const pkv_cache *cache, pkv_sequence sequence, pk
   });
 }
 
+pkv_status pkv_sequence_explain(const pkv_cache *cache, pkv_sequence sequence, char *buffer, size_t capacity,
+                                size_t *out_length) {
+  return guarded([&]() -> Status {
+    PKV_TRY(check_cache(cache));
+    PKV_TRY(check_pointer("out_length", out_length));
+    if (capacity > 0) PKV_TRY(check_pointer("buffer", buffer));
+    std::string text;
+    PKV_TRY(cache->cache->explain_sequence(sequence, &text));
+    write_text(text, buffer, capacity, out_length);
+    return PKV_OK;
+  });
+}
+
 pkv_status pkv_sequence_set_retention(pkv_cache *cache, pkv_sequence sequence, int64_t start, int64_t end,
                                       int32_t priority, int64_t ttl_ms) {
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
-    return cache->cache->set_retention(sequence, start, end, priority, ttl_ms);
+    return traced(*cache->cache, TraceCall::kSetRetention,
+                  cache->cache->set_retention(sequence, start, end, priority, ttl_ms), sequence, start, end, priority,
+                  ttl_ms);
   });
 }

@@ -66,7 +66,7 @@ pkv_status pkv_block_hash(const uint8_t *parent, uint64_t namespace_id, const in
   return guarded([&]() -> Status {
     PKV_TRY(check_array("tokens", tokens, num_tokens));
     PKV_TRY(check_pointer("out", out));
-    if (num_tokens < 1) return fail(PKV_INVALID_ARGUMENT, "num_tokens is %" PRId64 "; a block has some", num_tokens);
+    if (num_tokens < 0) return fail(PKV_INVALID_ARGUMENT, "num_tokens is %" PRId64 ", negative", num_tokens);
     for (int64_t i = 0; i < num_tokens; ++i) {
       if (tokens[i] < 0) return fail(PKV_INVALID_ARGUMENT, "tokens[%" PRId64 "] is %" PRId64 ", negative", i, tokens[i]);
     }

@@ -38,11 +38,23 @@ Hash128 BlockHasher::root(uint64_t namespace_id, uint32_t epoch) const {
   return {namespace_id * chain_key_[0] + chain_key_[1], (epoch ^ chain_key_[2]) * chain_key_[3]};
 }
 
-Hash128 BlockHasher::branch(const Hash128 &parent, const Hash128 &root) const {
+Hash128 BlockHasher::mix_root(const Hash128 &root) const {
   const auto multiply = [](uint64_t a, uint64_t b) { return static_cast<uint128_t>(a) * b; };
   const uint64_t *chain = chain_key_;
-  return {parent.low ^ fold(multiply(root.low + chain[1], root.high + chain[2])),
-          parent.high ^ fold(multiply(root.low + chain[3], root.high + chain[0]))};
+  return {fold(multiply(root.low + chain[1], root.high + chain[2])),
+          fold(multiply(root.low + chain[3], root.high + chain[0]))};
+}
+
+// The turn makes the order count where several regions begin in one block.
+Hash128 BlockHasher::branch(const Hash128 &parent, const Hash128 &root) const {
+  const Hash128 mixed = mix_root(root);
+  return {(parent.low << 23 | parent.low >> 41) ^ mixed.low, (parent.high << 23 | parent.high >> 41) ^ mixed.high};
+}
+
+Hash128 BlockHasher::undo_branch(const Hash128 &branch, const Hash128 &root) const {
+  const Hash128 mixed = mix_root(root);
+  const uint64_t low = branch.low ^ mixed.low, high = branch.high ^ mixed.high;
+  return {low >> 23 | low << 41, high >> 23 | high << 41};
 }
 
 Hash128 BlockHasher::digest_by_nh(const uint64_t *key, const int64_t *tokens, int32_t count) {

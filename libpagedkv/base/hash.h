@@ -35,8 +35,9 @@ class BlockHasher {
   // The parent of a namespace's first blocks: different for different namespaces and epochs, whatever the key.
   Hash128 root(uint64_t namespace_id, uint32_t epoch) const;
   // The parent of a block that a region of another namespace begins with: its own parent, keyed with that root too.
-  // With the same root once more it is undone.
   Hash128 branch(const Hash128 &parent, const Hash128 &root) const;
+  // The parent that was given to branch().
+  Hash128 undo_branch(const Hash128 &branch, const Hash128 &root) const;
 
   // Hash of a full block. tokens: [block_size]
   Hash128 extend(const Hash128 &parent, const int64_t *tokens) const {
@@ -46,6 +47,7 @@ class BlockHasher {
   }
 
  private:
+  Hash128 mix_root(const Hash128 &root) const;
   // tokens: [count]; key: as many words, rounded up to even, and kSharedWords.
   using Digest = Hash128 (*)(const uint64_t *key, const int64_t *tokens, int32_t count);
   static constexpr int32_t kSharedWords = 8;

@@ -81,6 +81,7 @@ void BlockStore::hit(const int32_t *blocks, int64_t count) {
     const uint32_t distance = clock_ - last_uses_[block];
     std::atomic<int64_t> &uses = reuse_distance_[distance < 2 ? 0 : 31 - __builtin_clz(distance)];
     uses.store(uses.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    reuse_distance_sum_.store(reuse_distance_sum_.load(std::memory_order_relaxed) + distance, std::memory_order_relaxed);
     last_uses_[block] = ++clock_;
     BlockRecord &record = records_[block];
     if (record.holders++ == 0) leave_cached(block, owner.of(record));

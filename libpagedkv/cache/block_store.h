@@ -130,6 +130,7 @@ class BlockStore {
   bool is_cached(int32_t block) const { return records_[block].holders == 0 && records_[block].is_registered; }
   // Hits by the number of other uses in between: [i] from 2^i on. Any thread.
   int64_t reuse_distance(int i) const { return reuse_distance_[i].load(std::memory_order_relaxed); }
+  int64_t reuse_distance_sum() const { return reuse_distance_sum_.load(std::memory_order_relaxed); }
   const Pool &pool() const { return *pool_; }
 
   // Audit of all but the holder counts, which the tables decide.
@@ -172,6 +173,7 @@ class BlockStore {
   int64_t registrations_ = 0;
   uint32_t clock_ = 0;  // uses of blocks: registrations and hits
   std::array<std::atomic<int64_t>, kNumReuseDistances> reuse_distance_{};
+  std::atomic<int64_t> reuse_distance_sum_{0};
 };
 
 }  // namespace pkv

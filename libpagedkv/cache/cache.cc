@@ -38,7 +38,10 @@ Cache::Cache(Backend *backend, const CacheOptions &options, std::shared_ptr<Pool
   publish();
 }
 
-Cache::~Cache() { backend_->release_memory(&scales_); }
+Cache::~Cache() {
+  if (trace_.is_recording()) stop_trace();
+  backend_->release_memory(&scales_);
+}
 
 Status Cache::check_usable() const {
   if (!is_failed_) return PKV_OK;
@@ -135,8 +138,7 @@ Status Cache::reset() {
   return PKV_OK;
 }
 
-Status Cache::find_victims(int64_t n, pkv_sequence *out, int64_t capacity, int64_t *out_count) const {
-  if (n < 0) return fail(PKV_INVALID_ARGUMENT, "n is %" PRId64 ", negative", n);
+std::vector<uint32_t> Cache::order_victims() const {
   std::vector<uint32_t> order;
   for (uint32_t index = 0; index < sequences_.size(); ++index) {
     if (sequences_[index]->is_open) order.push_back(index);
@@ -153,6 +155,12 @@ Status Cache::find_victims(int64_t n, pkv_sequence *out, int64_t capacity, int64
     if (rank(first) != rank(second)) return rank(first) < rank(second);
     return first.opened_serial > second.opened_serial;
   });
+  return order;
+}
+
+Status Cache::find_victims(int64_t n, pkv_sequence *out, int64_t capacity, int64_t *out_count) const {
+  if (n < 0) return fail(PKV_INVALID_ARGUMENT, "n is %" PRId64 ", negative", n);
+  const std::vector<uint32_t> order = order_victims();
   // A block is gained when the last of its holders is chosen.
   std::vector<int32_t> holders_left(static_cast<size_t>(num_blocks()));
   for (int32_t block = 0; block < num_blocks(); ++block) holders_left[block] = blocks_.record(block).holders;
@@ -228,6 +236,7 @@ void Cache::get_stats(pkv_cache_stats *out) const {
   out->num_events = events_ == nullptr ? 0 : events_->ring().num_events();
   out->dropped_events = events_ == nullptr ? 0 : events_->ring().num_dropped();
   out->is_failed = static_cast<int32_t>(values[kIsFailed]);
+  out->is_tracing = trace_.is_recording();
   out->block_bytes = layout_.block_bytes();
   out->base = pool_->base();
   std::memset(out->device, 0, sizeof out->device);

@@ -7,6 +7,7 @@
 // hashes of completed blocks. quotas.cc: what
 // namespaces may have. prefixes.cc: prefixes without a sequence, pins, retention.
 // snapshot_save.cc, snapshot_load.cc, prefix_tree.cc: snapshots. audit.cc: check and explain.
+// explain_sequence.cc: the same for a sequence. record.cc: recording of calls.
 #pragma once
 
 #include <memory>
@@ -22,6 +23,7 @@
 #include "cache/layout.h"
 #include "cache/sequence.h"
 #include "cache/stats_board.h"
+#include "cache/trace.h"
 #include "pool/pool.h"
 
 namespace pkv {
@@ -30,18 +32,19 @@ namespace pkv {
 struct TreeEntry {
   int32_t block;
   int64_t parent;
+  std::vector<uint64_t> passed;  // namespaces that end inside it
 };
 
 // A block of a prefix tree that is loaded.
 struct TreeBlock {
-  int64_t node;    // its row among the tokens
+  int64_t node;    // among the nodes of the tree
   int64_t parent;  // in the tree; -1 for a first block
   Hash128 extended, hash;  // what its hash extends, as by chain_hash
   uint32_t namespace_index;
-  int64_t source, depth, start;  // as in ReblockedNode
   int32_t block;  // where it is registered already, or kNoBlock
 };
 
+struct ReblockedNode;
 struct Snapshot;
 class SnapshotSink;
 
@@ -158,7 +161,9 @@ class Cache {
   Status find_victims(int64_t n, pkv_sequence *out, int64_t capacity, int64_t *out_count) const;
   Status check() const;
   Status explain(int32_t block, std::string *out) const;
+  Status explain_sequence(pkv_sequence id, std::string *out) const;
   void get_stats(pkv_cache_stats *out) const;  // all but struct_size; any thread
+  int64_t reuse_distance_sum() const { return blocks_.reuse_distance_sum(); }  // any thread
 
   // One thread at a time, whatever mutates the cache. UNSUPPORTED without event_capacity.
   Status read_events(pkv_event *out, int64_t capacity, int64_t *out_count) const;
@@ -167,6 +172,13 @@ class Cache {
   Backend *backend() const { return backend_; }
   const Pool &pool() const { return *pool_; }
   int64_t num_blocks() const { return blocks_.num_blocks(); }
+  TraceRecorder &trace() { return trace_; }
+  const TraceRecorder &trace() const { return trace_; }
+  // header.num_blocks and device are filled in here.
+  Status start_trace(const char *path, TraceHeader header);
+  Status stop_trace();
+  // After each recorded call.
+  void put_checkpoint();
   // OK if layer is in range.
   Status check_layer(int32_t layer) const;
   PagedKv describe_kv(int32_t layer) const;
@@ -189,6 +201,7 @@ class Cache {
     return block_index > 0 && chain.regions.empty() ? previous : enter_scopes(chain, block_index, previous);
   }
   Hash128 enter_scopes(const Chain &chain, int64_t block_index, const Hash128 &previous) const;
+  void name_block(const Chain &chain, const int32_t *table, int64_t block_index);  // for events
   Hash128 parent_hash(const Sequence &sequence, int64_t block_index) const;
   // A namespace up to this block is no longer what it was when the chain began: the block is not found any more.
   bool is_stale(const Chain &chain, int64_t block_index) const {
@@ -238,10 +251,13 @@ class Cache {
   Status check_scales(const Snapshot &snapshot) const;
   void collect_tree(uint32_t left_out_namespace, std::vector<TreeEntry> *out) const;
   Status write_blocks(const Snapshot &snapshot, const int32_t *blocks, pkv_stream stream, SnapshotSink *sink);
-  void plan_tree(const Snapshot &snapshot, std::vector<TreeBlock> *out, std::vector<int64_t> *out_tokens);
+  void plan_tree(const std::vector<ReblockedNode> &nodes, const std::vector<int64_t> &tokens,
+                 std::vector<TreeBlock> *out);
   Status check_tree_quotas(const std::vector<TreeBlock> &tree);
   Status upload_block(int32_t block, const std::vector<char> &bytes);
   Status check_room(int64_t num_total, int64_t num_needed, int64_t num_protected);
+  TraceCounts count_for_trace() const;
+  std::vector<uint32_t> order_victims() const;  // indices of the open sequences, best victim first
   void settle_to(Sequence *sequence, int64_t position, int64_t first_new, std::vector<HashedBlock> *hashed_blocks);
   void append_tokens(const StepItem &item, const int64_t *tokens, Step *step);
   void write_tokens(Sequence *sequence, int64_t first, int64_t end, const int64_t *tokens, bool registers);
@@ -285,6 +301,8 @@ class Cache {
   int64_t prepares_ = 0;
   int64_t refusals_ = 0;
   StatsBoard board_;
+  TraceRecorder trace_;
+  TraceCounts trace_start_ = {};  // counters when the recording began
 };
 
 }  // namespace pkv

@@ -64,25 +64,38 @@ void Cache::leave_records(const Sequence &sequence) {
   blocks_.eviction().release_level(sequence.level);
 }
 
-// A block is what it is by its tokens, its namespace and the block before it; where the region began does not matter.
+// A block is what it is by its tokens, the block before it and the namespaces that it passes through: of a region that
+// begins and ends inside it, or of what a first block begins with, its keys and values may depend.
 Hash128 Cache::enter_scopes(const Chain &chain, int64_t block_index, const Hash128 &previous) const {
-  const Scope &scope = chain.at(block_index);
-  if (block_index == 0) return hasher_.root(scope.id, scope.epoch);
-  if (chain.at(block_index - 1).id == scope.id) return previous;
-  return hasher_.branch(previous, hasher_.root(scope.id, scope.epoch));
+  Hash128 hash = block_index == 0 ? hasher_.root(chain.first.id, chain.first.epoch) : previous;
+  uint64_t id = block_index == 0 ? chain.first.id : chain.at(block_index - 1).id;
+  for (const Scope &region : chain.regions) {
+    if (region.first_block != block_index || region.id == id) continue;
+    hash = hasher_.branch(hash, hasher_.root(region.id, region.epoch));
+    id = region.id;
+  }
+  return hash;
 }
 
 bool Cache::is_any_over(const Chain &chain, int64_t block_index) const {
-  const Scope *scope = &chain.first;
-  int64_t first_block = 0;
+  if (is_over(chain.first)) return true;
+  return std::any_of(chain.regions.begin(), chain.regions.end(), [&](const Scope &region) {
+    return region.first_block <= block_index && is_over(region);
+  });
+}
+
+// The public hash, by the same rule as enter_scopes.
+void Cache::name_block(const Chain &chain, const int32_t *table, int64_t block_index) {
+  events_->begin_name(block_index == 0 ? kNoBlock : table[block_index - 1]);
+  uint64_t id = block_index == 0 ? chain.first.id : chain.at(block_index - 1).id;
+  bool has_entered = block_index == 0;  // what it begins with is not in its parent
   for (const Scope &region : chain.regions) {
-    if (region.first_block > block_index) break;
-    // Of a region that covers no block nothing depends.
-    if (region.first_block > first_block && is_over(*scope)) return true;
-    scope = &region;
-    first_block = region.first_block;
+    if (region.first_block != block_index || region.id == id) continue;
+    if (has_entered) events_->pass_namespace(id);
+    has_entered = true;
+    id = region.id;
   }
-  return is_over(*scope);
+  events_->end_name(table[block_index], id, blocks_.tokens(table[block_index]), layout_.block_size());
 }
 
 void Cache::find_prefix(const Chain &chain, int32_t previous, const int64_t *tokens, int64_t first, int64_t end,

@@ -12,9 +12,14 @@ constexpr int32_t kAllCleared = -2;
 
 EventLog::EventLog(int64_t capacity, int64_t num_blocks) : ring_(capacity), hashes_(static_cast<size_t>(num_blocks)) {}
 
-void EventLog::name(int32_t block, int32_t parent, uint64_t namespace_id, const int64_t *tokens, int64_t num_tokens) {
-  last_parent_ = parent < 0 ? PublicHash() : hashes_[parent];
-  hashes_[block] = hash_block(&last_parent_, namespace_id, tokens, num_tokens);
+void EventLog::begin_name(int32_t parent) {
+  extended_ = last_parent_ = parent < 0 ? PublicHash() : hashes_[parent];
+}
+
+void EventLog::pass_namespace(uint64_t namespace_id) { extended_ = hash_block(&extended_, namespace_id, nullptr, 0); }
+
+void EventLog::end_name(int32_t block, uint64_t namespace_id, const int64_t *tokens, int64_t num_tokens) {
+  hashes_[block] = hash_block(&extended_, namespace_id, tokens, num_tokens);
 }
 
 void EventLog::push(pkv_event_kind kind, int32_t block, uint64_t namespace_id, const PublicHash &hash,

@@ -15,9 +15,11 @@ class EventLog {
   // Throws std::bad_alloc.
   EventLog(int64_t capacity, int64_t num_blocks);
 
-  // Finds the public hash of a full block that is about to be hashed. parent: the block before it, which was named, or
-  // negative. tokens: [num_tokens]
-  void name(int32_t block, int32_t parent, uint64_t namespace_id, const int64_t *tokens, int64_t num_tokens);
+  // Finds the public hash of a full block that is about to be hashed: begin with the block before it, which was named, or
+  // a negative one; pass the namespaces that end inside it; end with its own. tokens: [num_tokens]
+  void begin_name(int32_t parent);
+  void pass_namespace(uint64_t namespace_id);
+  void end_name(int32_t block, uint64_t namespace_id, const int64_t *tokens, int64_t num_tokens);
 
   // Of the block named last.
   void tell_stored(int32_t block, uint64_t namespace_id);
@@ -37,6 +39,7 @@ class EventLog {
   EventRing ring_;
   std::vector<PublicHash> hashes_;  // [num_blocks]
   PublicHash last_parent_ = {};     // of the block named last
+  PublicHash extended_ = {};        // what its hash extends: the same, but for namespaces that it passes
   bool is_silent_ = false;
 };
 

@@ -1,5 +1,6 @@
-// Which blocks were evicted lately without a hit: a fixed table of fingerprints in sets of a cache line, each with the
-// serial number of its eviction. Remembering and asking touch one set. A set that is full forgets its oldest entry early.
+// Which blocks were evicted lately without a hit: a ring of the last evictions, each in the chain of its bucket. Exact, so
+// that what a policy does never depends on the key of the hash. Remembering and asking touch a bucket and the entries of
+// its chain, about one; nothing is allocated after construction.
 #pragma once
 
 #include <cstdint>
@@ -12,54 +13,61 @@ namespace pkv {
 class GhostTable {
  public:
   // Remembers the last `capacity` evictions; 0: none. Throws std::bad_alloc.
-  explicit GhostTable(int64_t capacity) : capacity_(static_cast<uint32_t>(capacity)) {
+  explicit GhostTable(int64_t capacity) : ring_(static_cast<size_t>(capacity)) {
     if (capacity == 0) return;
-    size_t num_sets = 8;
-    while (num_sets * kWays < 4 * static_cast<size_t>(capacity)) num_sets *= 2;
-    entries_.resize(num_sets * kWays);
-    set_mask_ = num_sets - 1;
+    size_t num_buckets = 8;
+    while (num_buckets < ring_.size()) num_buckets *= 2;
+    buckets_.assign(num_buckets, kNone);
   }
 
   void insert(const Hash128 &hash) {
-    if (entries_.empty()) return;
-    ++serial_;
-    Entry *set = find_set(hash), *oldest = set;
-    for (Entry *entry = set; entry < set + kWays; ++entry) {
-      if (age(*entry) > age(*oldest)) oldest = entry;
-    }
-    *oldest = {fingerprint(hash), serial_};
+    if (ring_.empty()) return;
+    const int32_t index = next_;
+    next_ = static_cast<size_t>(index) + 1 == ring_.size() ? 0 : index + 1;
+    Entry &entry = ring_[index];
+    if (entry.is_remembered) unlink(index);  // the oldest
+    int32_t &bucket = find_bucket(hash.high);
+    entry = {hash.high, bucket, true};
+    bucket = index;
   }
 
   // Whether it is remembered; it is forgotten then.
   bool erase(const Hash128 &hash) {
-    if (entries_.empty()) return false;
-    Entry *set = find_set(hash);
-    for (Entry *entry = set; entry < set + kWays; ++entry) {
-      if (entry->fingerprint != fingerprint(hash) || age(*entry) >= capacity_) continue;
-      *entry = {};
+    if (ring_.empty()) return false;
+    for (int32_t index = find_bucket(hash.high); index != kNone; index = ring_[index].next) {
+      if (ring_[index].fingerprint != hash.high) continue;
+      unlink(index);
       return true;
     }
     return false;
   }
 
-  void clear() { entries_.assign(entries_.size(), {}); }
+  void clear() {
+    for (Entry &entry : ring_) entry.is_remembered = false;
+    for (int32_t &bucket : buckets_) bucket = kNone;
+  }
 
  private:
-  static constexpr size_t kWays = 8;
+  static constexpr int32_t kNone = -1;
 
   struct Entry {
-    uint32_t fingerprint = 0;  // 0: empty
-    uint32_t serial = 0;
+    uint64_t fingerprint = 0;
+    int32_t next = kNone;  // in its bucket
+    bool is_remembered = false;
   };
 
-  static uint32_t fingerprint(const Hash128 &hash) { return static_cast<uint32_t>(hash.high) | 1; }
-  Entry *find_set(const Hash128 &hash) { return entries_.data() + ((hash.high >> 32) & set_mask_) * kWays; }
-  uint32_t age(const Entry &entry) const { return entry.fingerprint != 0 ? serial_ - entry.serial : UINT32_MAX; }
+  int32_t &find_bucket(uint64_t fingerprint) { return buckets_[(fingerprint >> 32) & (buckets_.size() - 1)]; }
 
-  const uint32_t capacity_;
-  std::vector<Entry> entries_;
-  size_t set_mask_ = 0;
-  uint32_t serial_ = 0;
+  void unlink(int32_t index) {
+    int32_t *link = &find_bucket(ring_[index].fingerprint);
+    while (*link != index) link = &ring_[*link].next;
+    *link = ring_[index].next;
+    ring_[index].is_remembered = false;
+  }
+
+  std::vector<Entry> ring_;       // [capacity], overwritten in order
+  std::vector<int32_t> buckets_;  // first of each chain, or kNone
+  int32_t next_ = 0;              // of the ring
 };
 
 }  // namespace pkv

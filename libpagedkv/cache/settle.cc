@@ -46,10 +46,7 @@ void Cache::settle_to(Sequence *sequence, int64_t position, int64_t first_new,
         continue;
       }
       if (!chain.regions.empty() && is_stale(chain, i) != was_stale) break;  // starts a run of its own
-      if (events_ != nullptr) {
-        events_->name(block, i == 0 ? kNoBlock : table[i - 1], chain.at(i).id, blocks_.tokens(block),
-                      layout_.block_size());
-      }
+      if (events_ != nullptr) name_block(chain, table, i);
       hash = hasher_.extend(parent, blocks_.tokens(block));
       blocks_.prefetch_hash(hash);
       blocks[count] = block;

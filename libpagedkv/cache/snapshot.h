@@ -27,6 +27,7 @@ struct Snapshot {
   int32_t priority = 0;
   int64_t length = 0;
   int64_t settled_length = 0;
+  // Of a tree: the number of a block, and a namespace that ends inside it before its own begins.
   std::vector<pkv_namespace_region> regions;
 
   // A block's parent stands before it; -1 for a first one. Of a sequence each is the parent of the next.
@@ -62,7 +63,7 @@ void fill_block(const Snapshot &snapshot, const Layout &layout, int64_t node, in
 // A block of another size, made of the tokens of a path.
 struct ReblockedNode {
   int64_t parent;  // among the nodes; -1 for a first one
-  uint64_t namespace_id;
+  std::vector<uint64_t> namespaces;  // that begin in it, in order; none: it has its parent's
   int64_t source;        // the snapshot's block that has its last token, the depth-th of its path
   int64_t depth;
   int64_t start;         // of its tokens along the path

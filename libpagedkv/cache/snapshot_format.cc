@@ -175,7 +175,9 @@ Status parse_index(const char *next, const Layout &layout, const Sizes &sizes, S
   for (size_t i = 0; i < out->regions.size(); ++i) {
     out->regions[i].start = take_number<int64_t>(&next);
     out->regions[i].namespace_id = take_number<uint64_t>(&next);
-    if (out->regions[i].start <= (i == 0 ? 0 : out->regions[i - 1].start)) {
+    const int64_t start = out->regions[i].start, before = i == 0 ? 0 : out->regions[i - 1].start;
+    const bool is_sequence = out->kind == kSnapshotSequence;
+    if (is_sequence ? start <= before : start < before || start >= static_cast<int64_t>(sizes.num_blocks)) {
       return fail(PKV_INVALID_ARGUMENT, "the snapshot has region %zu at %" PRId64 ", out of order", i,
                   out->regions[i].start);
     }

@@ -122,39 +122,40 @@ Status Cache::upload_block(int32_t block, const std::vector<char> &bytes) {
   return backend_->upload(address, bytes.data(), bytes.size());
 }
 
-// Cuts the tree into blocks of this cache and finds those that are here. Equal ones become one.
-void Cache::plan_tree(const Snapshot &snapshot, std::vector<TreeBlock> *out, std::vector<int64_t> *out_tokens) {
+// Finds what is here of a tree that was cut into blocks of this cache. Equal blocks become one.
+void Cache::plan_tree(const std::vector<ReblockedNode> &nodes, const std::vector<int64_t> &tokens,
+                      std::vector<TreeBlock> *out) {
   const int32_t block_size = layout_.block_size();
-  std::vector<ReblockedNode> nodes;
-  reblock_tree(snapshot, block_size, &nodes, out_tokens);
   std::vector<int64_t> places(nodes.size());  // of a node in out
   std::unordered_multimap<uint64_t, int64_t> by_hash;
   for (size_t i = 0; i < nodes.size(); ++i) {
-    const ReblockedNode &node = nodes[i];
-    const int64_t *tokens = out_tokens->data() + static_cast<int64_t>(i) * block_size;
-    const int64_t parent = node.parent < 0 ? -1 : places[node.parent];
-    const uint32_t namespace_index = blocks_.namespaces().find_or_create(node.namespace_id);
-    const Hash128 root = hasher_.root(node.namespace_id, blocks_.namespaces()[namespace_index].epoch);
-    const bool is_branch = parent >= 0 && (*out)[parent].namespace_index != namespace_index;
-    const Hash128 extended = parent < 0   ? root
-                             : is_branch ? hasher_.branch((*out)[parent].hash, root)
-                                         : (*out)[parent].hash;
-    const Hash128 hash = hasher_.extend(extended, tokens);
-    has_regions_ = has_regions_ || is_branch;
+    const int64_t *own_tokens = tokens.data() + static_cast<int64_t>(i) * block_size;
+    const int64_t parent = nodes[i].parent < 0 ? -1 : places[nodes[i].parent];
+    // As by enter_scopes.
+    Hash128 extended = parent < 0 ? Hash128() : (*out)[parent].hash;
+    uint32_t namespace_index = parent < 0 ? kNoNamespace : (*out)[parent].namespace_index;
+    for (const uint64_t id : nodes[i].namespaces) {
+      const uint32_t index = blocks_.namespaces().find_or_create(id);
+      if (index == namespace_index) continue;
+      const Hash128 root = hasher_.root(id, blocks_.namespaces()[index].epoch);
+      extended = namespace_index == kNoNamespace ? root : hasher_.branch(extended, root);
+      has_regions_ = has_regions_ || namespace_index != kNoNamespace;
+      namespace_index = index;
+    }
+    const Hash128 hash = hasher_.extend(extended, own_tokens);
     places[i] = -1;
     const auto [first, last] = by_hash.equal_range(hash.low);
     for (auto twin = first; twin != last && places[i] < 0; ++twin) {
       const TreeBlock &other = (*out)[twin->second];
       if (other.hash == hash && other.parent == parent &&
-          std::equal(tokens, tokens + block_size, out_tokens->data() + other.node * block_size)) {
+          std::equal(own_tokens, own_tokens + block_size, tokens.data() + other.node * block_size)) {
         places[i] = twin->second;
       }
     }
     if (places[i] >= 0) continue;
     places[i] = static_cast<int64_t>(out->size());
     by_hash.emplace(hash.low, places[i]);
-    out->push_back({static_cast<int64_t>(i), parent, extended, hash, namespace_index, node.source, node.depth,
-                    node.start, blocks_.find(hash, tokens)});
+    out->push_back({static_cast<int64_t>(i), parent, extended, hash, namespace_index, blocks_.find(hash, own_tokens)});
   }
 }
 
@@ -197,9 +198,11 @@ Status Cache::load_prefixes(const pkv_snapshot_io &io, pkv_stream stream, int64_
   PKV_TRY(read_snapshot(kSnapshotPrefix, layout_, &source, &snapshot));
   PKV_TRY(check_scales(snapshot));
   const int32_t block_size = layout_.block_size();
-  std::vector<TreeBlock> tree;
+  std::vector<ReblockedNode> nodes;
   std::vector<int64_t> tokens;
-  plan_tree(snapshot, &tree, &tokens);
+  reblock_tree(snapshot, block_size, &nodes, &tokens);
+  std::vector<TreeBlock> tree;
+  plan_tree(nodes, tokens, &tree);
   const int64_t num_total = static_cast<int64_t>(tree.size());
   int64_t num_needed = 0, num_protected = 0;
   for (const TreeBlock &node : tree) {
@@ -227,11 +230,20 @@ Status Cache::load_prefixes(const pkv_snapshot_io &io, pkv_stream stream, int64_
     blocks_.set_owner(block, node.namespace_index);
     std::memcpy(blocks_.tokens(block), tokens.data() + node.node * block_size,
                 sizeof(int64_t) * static_cast<size_t>(block_size));
-    fill_block(snapshot, layout_, node.source, node.depth, node.start, block_size, block_memory.data());
+    const ReblockedNode &cut = nodes[static_cast<size_t>(node.node)];
+    fill_block(snapshot, layout_, cut.source, cut.depth, cut.start, block_size, block_memory.data());
     if (const Status status = upload_block(block, block_memory); status != PKV_OK) return mark_failed(status);
     if (events_ != nullptr) {
-      events_->name(block, node.parent < 0 ? kNoBlock : blocks[node.parent],
-                    blocks_.namespaces()[node.namespace_index].id, blocks_.tokens(block), block_size);
+      events_->begin_name(node.parent < 0 ? kNoBlock : blocks[node.parent]);
+      uint64_t before = node.parent < 0 ? 0 : blocks_.namespaces()[tree[node.parent].namespace_index].id;
+      bool has_entered = false;
+      for (const uint64_t id : cut.namespaces) {
+        if ((node.parent >= 0 || has_entered) && id == before) continue;
+        if (has_entered) events_->pass_namespace(before);
+        has_entered = true;
+        before = id;
+      }
+      events_->end_name(block, blocks_.namespaces()[node.namespace_index].id, blocks_.tokens(block), block_size);
     }
     blocks_.set_hash(block, node.extended, node.hash, false);
   }

@@ -83,6 +83,7 @@ Status Cache::save_prefixes(const pkv_snapshot_io &io, pkv_stream stream) {
   for (const TreeEntry &entry : tree) {
     const int64_t *tokens = blocks_.tokens(entry.block);
     blocks.push_back(entry.block);
+    for (const uint64_t id : entry.passed) snapshot.regions.push_back({snapshot.num_blocks(), id});
     snapshot.parents.push_back(entry.parent);
     snapshot.namespaces.push_back(blocks_.namespaces()[blocks_.record(entry.block).namespace_index].id);
     snapshot.tokens.insert(snapshot.tokens.end(), tokens, tokens + layout_.block_size());

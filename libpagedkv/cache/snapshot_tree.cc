@@ -35,9 +35,28 @@ void fill_block(const Snapshot &snapshot, const Layout &layout, int64_t node, in
   });
 }
 
+namespace {
+
+// Of each of the snapshot's blocks the namespaces that begin in it, behind that of its parent.
+std::vector<std::vector<uint64_t>> list_namespaces(const Snapshot &snapshot) {
+  std::vector<std::vector<uint64_t>> lists(snapshot.parents.size());
+  for (const pkv_namespace_region &passed : snapshot.regions) {
+    lists[static_cast<size_t>(passed.start)].push_back(passed.namespace_id);
+  }
+  for (size_t i = 0; i < lists.size(); ++i) {
+    const int64_t parent = snapshot.parents[i];
+    const uint64_t own = snapshot.namespaces[i];
+    if (!lists[i].empty() || parent < 0 || snapshot.namespaces[parent] != own) lists[i].push_back(own);
+  }
+  return lists;
+}
+
+}  // namespace
+
 void reblock_tree(const Snapshot &snapshot, int32_t block_size, std::vector<ReblockedNode> *out_nodes,
                   std::vector<int64_t> *out_tokens) {
   const size_t num_blocks = snapshot.parents.size();
+  const std::vector<std::vector<uint64_t>> namespaces = list_namespaces(snapshot);
   std::vector<int64_t> depths(num_blocks), last_nodes(num_blocks);  // the last node along the path to each block
   for (size_t i = 0; i < num_blocks; ++i) {
     const int64_t parent = snapshot.parents[i];
@@ -47,15 +66,19 @@ void reblock_tree(const Snapshot &snapshot, int32_t block_size, std::vector<Rebl
     for (int64_t start = depths[i] * snapshot.block_size / block_size * block_size; start + block_size <= end;
          start += block_size) {
       const int64_t source = static_cast<int64_t>(i);
-      out_nodes->push_back({last_nodes[i], snapshot.namespaces[i], source, depths[i], start});
-      last_nodes[i] = static_cast<int64_t>(out_nodes->size()) - 1;
+      ReblockedNode node = {last_nodes[i], {}, source, depths[i], start};
       const size_t row = out_tokens->size();
       out_tokens->resize(row + static_cast<size_t>(block_size));
       visit_path(snapshot, source, depths[i], start, block_size,
                  [&](int64_t block, int64_t first, int64_t count, int64_t done) {
                    const int64_t *tokens = snapshot.tokens.data() + block * snapshot.block_size + first;
                    std::copy(tokens, tokens + count, out_tokens->data() + row + done);
+                   if (first != 0) return;
+                   const std::vector<uint64_t> &begun = namespaces[static_cast<size_t>(block)];
+                   node.namespaces.insert(node.namespaces.begin(), begun.begin(), begun.end());
                  });
+      last_nodes[i] = static_cast<int64_t>(out_nodes->size());
+      out_nodes->push_back(std::move(node));
     }
   }
 }

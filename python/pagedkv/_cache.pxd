@@ -3,7 +3,7 @@ from libc.stdint cimport int64_t
 from pagedkv._arrays cimport AdoptedMemory
 from pagedkv._layout cimport Layout
 from pagedkv._sequence cimport Sequence
-from pagedkv.abi cimport pkv_cache, pkv_cache_stats, pkv_sequence
+from pagedkv.abi cimport pkv_cache, pkv_cache_stats, pkv_sequence, pkv_stats_format
 
 # Threads: one mutating call at a time. Most calls hold the GIL from beginning to end; prepare and append release it and
 # set _is_busy, so that a second thread gets BusyError in place of a race. Kernels release it too and are counted.
@@ -32,4 +32,5 @@ cdef class Cache:
     cdef void close_dropped(self) noexcept
     cdef void drop(self, pkv_sequence id) noexcept
     cdef int get_stats(self, pkv_cache_stats *out) except -1
+    cdef bytes format_stats(self, pkv_stats_format format)
     cdef Sequence adopt(self, pkv_sequence id)

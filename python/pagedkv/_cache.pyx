@@ -9,6 +9,7 @@ from libc.string cimport memset
 
 import json
 import math
+import os
 import re
 import weakref
 
@@ -32,6 +33,8 @@ from pagedkv.abi cimport (
     pkv_cache_reset, pkv_cache_set_kv_scales, pkv_cache_victims, pkv_cache_zero_uncached, pkv_event, pkv_eviction, pkv_layout,
     pkv_namespace_get_stats, pkv_namespace_invalidate, pkv_namespace_set_quota, pkv_namespace_stats, pkv_pin,
     pkv_prefix_pin, pkv_prefix_probe, pkv_prefix_touch, pkv_sequence_close, pkv_sequence_open, pkv_status, pkv_stream)
+from pagedkv.abi cimport (
+    PKV_STATS_JSON, PKV_STATS_PROMETHEUS, pkv_cache_format_stats, pkv_stats_format, pkv_trace_start, pkv_trace_stop)
 
 cdef dict EVICTIONS = {
     "lru": <int> PKV_EVICTION_LRU,
@@ -499,37 +502,44 @@ hash_seed=0, low_water=0, event_capacity=0)\n--\n\nToken sequences over blocks o
         check(pkv_cache_block_ptr(self._cache, index, &address))
         return <uintptr_t> address
 
+    cdef bytes format_stats(self, pkv_stats_format format):
+        cdef size_t length = 0
+        cdef bytearray text = bytearray(8192)
+        self.require_open()
+        if self._num_dropped > 0 and not self._is_busy:
+            self.close_dropped()
+        while True:
+            check(pkv_cache_format_stats(self._cache, format, <char *> text, len(text), &length))
+            if length < <size_t> len(text):
+                return bytes(text[:length])
+            text = bytearray(length + 1)
+
     def stats(self):
         """Counts and counters. May be called from any thread at any time."""
-        cdef pkv_cache_stats stats
-        self.get_stats(&stats)
-        return {
-            "num_blocks": stats.num_blocks,
-            "uncached_blocks": stats.uncached_blocks,
-            "cached_blocks": stats.cached_blocks,
-            "held_blocks": stats.held_blocks,
-            "pending_blocks": stats.pending_blocks,
-            "peak_held_blocks": stats.peak_held_blocks,
-            "num_sequences": stats.num_sequences,
-            "queried_tokens": stats.queried_tokens,
-            "hit_tokens": stats.hit_tokens,
-            "appended_tokens": stats.appended_tokens,
-            "registered": stats.registered,
-            "evictions": stats.evictions,
-            "copies": stats.copies,
-            "prepares": stats.prepares,
-            "refusals": stats.refusals,
-            "block_bytes": stats.block_bytes,
-            "base": <uintptr_t> stats.base,
-            "device": self.device,
-            "is_failed": bool(stats.is_failed),
-            "num_events": stats.num_events,
-            "dropped_events": stats.dropped_events,
-            "num_pins": stats.num_pins,
-            "pinned_blocks": stats.pinned_blocks,
-            "num_namespaces": stats.num_namespaces,
-            "reuse_distance": [stats.reuse_distance[i] for i in range(32)],
-        }
+        return json.loads(self.format_stats(PKV_STATS_JSON))
+
+    def stats_text(self, format="prometheus"):
+        """The same as text: "json", or "prometheus" for the Prometheus text format 0.0.4. From any thread, too."""
+        if format not in ("json", "prometheus"):
+            raise InvalidArgumentError(f"format must be 'json' or 'prometheus', got {format!r}")
+        return self.format_stats(PKV_STATS_JSON if format == "json" else PKV_STATS_PROMETHEUS).decode()
+
+    def trace_start(self, path):
+        """Records every call that changes the cache into a file, for `pagedkv replay`. The cache must be empty: no
+        open sequences, pins or cached blocks (BusyError)."""
+        cdef bytes name
+        if not isinstance(path, (str, bytes, os.PathLike)):
+            raise InvalidArgumentError(f"path must be a path, got {describe(path)}")
+        name = os.fsencode(path)
+        if b"\0" in name:
+            raise InvalidArgumentError(f"path has a NUL in it: {path!r}")
+        self.enter()
+        check(pkv_trace_start(self._cache, name))
+
+    def trace_stop(self):
+        """Ends the recording. DeviceError if it could not be written whole."""
+        self.enter()
+        check(pkv_trace_stop(self._cache))
 
     def check(self):
         """Audits every count, list, table and hash. True, or InternalError naming what is broken."""

@@ -1,5 +1,5 @@
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,7 @@ class Sequence:
     def tag(self) -> int: ...
     @property
     def blocks(self) -> npt.NDArray[np.int32]: ...
+    def explain(self) -> dict[str, Any]: ...
     def __enter__(self: _SequenceType) -> _SequenceType: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -5,6 +5,8 @@ cimport cython
 from libc.stdint cimport int32_t
 from libc.string cimport memset
 
+import json
+
 from pagedkv._arrays cimport IntView, as_int32, as_int64, as_milliseconds, as_stream, release_ints, view_ints, wrap_array
 from pagedkv._errors import InvalidArgumentError, NotFoundError
 from pagedkv._errors cimport check
@@ -13,6 +15,7 @@ from pagedkv.abi cimport (
     PKV_STREAM_OF_SEQUENCE, pkv_array, pkv_sequence_append, pkv_sequence_blocks, pkv_sequence_close,
     pkv_sequence_commit, pkv_sequence_fork, pkv_sequence_get_info, pkv_sequence_rematch, pkv_sequence_reserve,
     pkv_sequence_set_retention, pkv_sequence_truncate, pkv_status)
+from pagedkv.abi cimport pkv_sequence_explain
 
 
 @cython.no_gc_clear
@@ -195,6 +198,18 @@ cdef class Sequence:
         memset(&array, 0, sizeof(array))
         check(pkv_sequence_blocks(self._cache._cache, self._id, &array))
         return wrap_array(&array)
+
+    def explain(self):
+        """What is known of it: its lengths, its blocks and who shares them, what closing it would free, its place among
+        the victims."""
+        cdef size_t length = 0
+        cdef bytearray text = bytearray(4096)
+        while True:
+            self.enter()
+            check(pkv_sequence_explain(self._cache._cache, self._id, <char *> text, len(text), &length))
+            if length < <size_t> len(text):
+                return json.loads(text[:length])
+            text = bytearray(length + 1)
 
     def __reduce__(self):
         raise TypeError("sequences cannot be pickled or copied: fork() makes another one")

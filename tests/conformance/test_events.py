@@ -42,15 +42,24 @@ class Router:
             self.found = {} if block == -2 else {hash: entry for hash, entry in self.found.items()
                                                  if entry[1] != namespace}
 
-    def predict(self, tokens, namespaces):
-        """Blocks that a prompt would hit; namespaces[i] is that of its i-th block."""
+    def predict(self, tokens, namespace=0, salts=()):
+        """Blocks that a prompt would hit."""
         blocks, parent = [], None
         for i in range((len(tokens) - 1) // BLOCK_SIZE):
-            hash = pagedkv.block_hash(tokens[i * BLOCK_SIZE:(i + 1) * BLOCK_SIZE], parent, namespaces[i])
+            # Namespaces that the block passes through: those that end inside it are hashed as blocks without tokens.
+            entered = [namespace] if i == 0 else []
+            for start, region in salts:
+                if start // BLOCK_SIZE == i and region != namespace:
+                    entered.append(region)
+                    namespace = region
+            extended = parent
+            for passed in entered[:-1]:
+                extended = pagedkv.block_hash([], extended, passed)
+            hash = pagedkv.block_hash(tokens[i * BLOCK_SIZE:(i + 1) * BLOCK_SIZE], extended, namespace)
             if hash not in self.found:
                 break
-            block, namespace, stored_parent = self.found[hash]
-            assert namespace == namespaces[i] and stored_parent == (parent or bytes(32))
+            block, stored_namespace, stored_parent = self.found[hash]
+            assert stored_namespace == namespace and stored_parent == (parent or bytes(32))
             blocks.append(block)
             parent = hash
         return blocks
@@ -62,7 +71,7 @@ def make(device, num_blocks=12, event_capacity=1000, **options):
 
 def check_prediction(cache, router, tokens, namespace=0):
     seq = cache.open(ids(tokens), namespace=namespace)
-    assert np.asarray(seq.blocks).tolist() == router.predict(tokens, [namespace] * len(tokens))
+    assert np.asarray(seq.blocks).tolist() == router.predict(tokens, namespace)
     seq.close()
 
 
@@ -114,14 +123,6 @@ def test_a_discarded_step(device):
     assert router.follow().kinds[4:] == []
     seq.commit(range(4))
     assert router.follow().kinds[4:] == [STORED, STORED]
-
-
-def namespaces_of(namespace, salts, num_tokens):
-    """The namespace of each block of a prompt."""
-    found = [namespace] * (num_tokens // BLOCK_SIZE + 1)
-    for start, region in salts:
-        found[start // BLOCK_SIZE:] = [region] * len(found[start // BLOCK_SIZE:])
-    return found
 
 
 @pytest.mark.parametrize("uses_regions", [False, True])
@@ -204,7 +205,7 @@ def test_random_operations(device, seed, eviction, uses_regions):
         assert found <= registered if invalidated else found == registered
         for namespace in (0, 1):
             tokens, salts = draw_tokens(9), draw_salts()
-            predicted = router.predict(tokens, namespaces_of(namespace, salts, len(tokens)))
+            predicted = router.predict(tokens, namespace, salts)
             assert cache.probe(ids(tokens), namespace=namespace, salts=salts) == len(predicted) * BLOCK_SIZE
             seq = cache.open(ids(tokens), namespace=namespace, salts=salts)
             blocks = np.asarray(seq.blocks).tolist()

@@ -267,7 +267,7 @@ def test_several_regions(device):
     with open_with(cache, range(16), namespace=5, salts=salts) as seq:
         assert [cache.explain(block)["namespace"] for block in seq.blocks.tolist()] == [5, 1, 3, 3]
         assert cache.probe(ids(range(17)), namespace=5, salts=salts) == 16
-        assert cache.probe(ids(range(17)), namespace=5, salts=[(4, 1), (8, 3)]) == 8  # keyed with the second one too
+        assert cache.probe(ids(range(17)), namespace=5, salts=[(4, 1), (8, 3)]) == 16  # the region of 2 has no block
         assert cache.probe(ids(range(17)), namespace=5, salts=[(4, 3), (8, 1)]) == 4
         assert cache.stats()["num_namespaces"] == 5
     cache.check()
@@ -275,10 +275,11 @@ def test_several_regions(device):
 
 def test_namespaces_in_another_order_are_others(device):
     cache = make_cache(device, 32)
-    open_with(cache, range(8), namespace=1, salts=[(1, 2)]).close()
-    for namespace, salt in ((2, 1), (0, 3), (3, 0), (1, 1), (2, 2)):
-        assert cache.probe(ids(range(9)), namespace=namespace, salts=[(1, salt)]) == 0
-    assert cache.probe(ids(range(9)), namespace=1, salts=[(1, 2)]) == 8
+    open_with(cache, range(8), namespace=1, salts=[(4, 2)]).close()
+    for namespace, salt in ((2, 1), (0, 3), (3, 0), (2, 2)):
+        assert cache.probe(ids(range(9)), namespace=namespace, salts=[(4, salt)]) == 0
+    assert cache.probe(ids(range(9)), namespace=1, salts=[(4, 1)]) == 4
+    assert cache.probe(ids(range(9)), namespace=1, salts=[(4, 2)]) == 8
 
 
 def test_rematch_and_quota_with_regions(device):

@@ -243,3 +243,20 @@ def test_wrong_kind(device):
     with refused(source.cache, pagedkv.InvalidArgumentError, seq) as record:
         source.cache.load_sequence(io.BytesIO(data[1]))
     assert "one of a prefix tree (2), not one of a sequence" in str(record.value)
+
+
+def test_namespaces_that_end_inside_a_block(device):
+    source = Subject(device, 25)
+    cases = [(0, [(3, 70)]), (60, [(3, 70)]), (60, [(4, 70), (9, 80), (11, 90)]), (61, [(1, 62), (2, 63)])]
+    keep = [source.fill(range(17), namespace=namespace, salts=salts) for namespace, salts in cases]
+    assert [seq.num_cached_tokens for seq in keep] == [0, 0, 0, 0]
+    data = source.save(source.cache)
+    for to_size in BLOCK_SIZES[1:]:
+        target = Subject(device, 26, block_size=to_size)
+        load(target.cache, data)
+        for namespace, salts in cases if to_size == 4 else cases[:2]:
+            assert target.cache.probe(range(18), namespace=namespace, salts=salts) == 16 // to_size * to_size
+        for namespace, salts in ((1, [(3, 70)]), (70, []), (70, [(3, 70)]), (61, [(1, 63)]), (63, []), (0, [])):
+            assert target.cache.probe(range(18), namespace=namespace, salts=salts) == 0
+    assert load(source.cache, data) == 0
+    assert source.save(source.cache) == data

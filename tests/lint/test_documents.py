@@ -11,7 +11,8 @@ from abi_header import ROOT
 
 import pagedkv
 
-DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "libpagedkv/README.md")]
+DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "libpagedkv/README.md",
+                                   "tests/README.md")]
 DOCUMENTS += [ROOT / "examples" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 

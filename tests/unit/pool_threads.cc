@@ -63,7 +63,12 @@ TEST_CASE("Pool: threads allocate, retain, copy and free blocks, and none is giv
         expect(pool->block_ptr(blocks[1], &copy) == PKV_OK);
         expect(*static_cast<int32_t *>(copy) == blocks[0]);
       }
-      for (int64_t i = 0; i < count; ++i) expect(--owners[blocks[i]] == 0);
+      expect(pool->zero_blocks(blocks, count, nullptr) == PKV_OK);
+      for (int64_t i = 0; i < count; ++i) {
+        void *address = nullptr;
+        expect(pool->block_ptr(blocks[i], &address) == PKV_OK && *static_cast<int32_t *>(address) == 0);
+        expect(--owners[blocks[i]] == 0);
+      }
       expect(pool->free(blocks, count) == PKV_OK);
     }
   };

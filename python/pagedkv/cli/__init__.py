@@ -1,6 +1,7 @@
-"""The command line: `pagedkv info` and `pagedkv replay`.
+"""The command line: `pagedkv info`, `pagedkv replay` and `pagedkv lab`.
 
-Errors are one line on stderr and exit status 2; a check that fails (`replay --attend`) is exit status 1; Ctrl-C is 130.
+Errors are one line on stderr and exit status 2; a check that fails (`replay --attend`, or of a
+recording) is exit status 1; Ctrl-C is 130.
 """
 
 import argparse
@@ -12,6 +13,9 @@ from pagedkv.cli.traces import TraceError
 EXIT_FAILED_CHECK = 1
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
+
+
+_POLICIES = ["lru", "lfu", "fifo", "slru", "s3fifo", "priority"]
 
 
 class CommandError(Exception):
@@ -71,6 +75,7 @@ def _make_parser():
     commands = parser.add_subparsers(metavar="COMMAND", dest="command", required=True)
     _add_info(commands)
     _add_replay(commands)
+    _add_lab(commands)
     return parser
 
 
@@ -97,9 +102,12 @@ def _add_replay(commands):
         "replay",
         help="Run a request trace through the library and compare with contiguous reservation.",
         description="Runs every request of a trace through the library with continuous batching, and tells what the "
-        "cache did and what contiguous reservation at maximum length would have allowed on the same memory.",
+        "cache did and what contiguous reservation at maximum length would have allowed on the same memory. A "
+        "recording of calls (cache.trace_start) is made again call by call, and each must have the recorded outcome; "
+        "with another --num-blocks or --eviction there is nothing to compare.",
         epilog="Traces: Mooncake and Qwen-Bailian hash_ids JSON lines, ShareGPT token-id JSON lines, Azure CSV, CSV of "
-        "prompt and output lengths; plain or gzip. The format is found by looking at the first line.")
+        "prompt and output lengths; plain or gzip; recordings of calls. The format is found by looking at the first "
+        "line.")
     source = parser.add_argument_group("requests")
     source.add_argument("trace", metavar="TRACE", nargs="?", help="trace file; without it, the built-in workload")
     source.add_argument("--workload", choices=["chat"], help="built-in workload: multi-turn chat under shared system "
@@ -112,19 +120,17 @@ def _add_replay(commands):
                         "(default: 512, or 16 for Qwen-Bailian)")
     source.add_argument("--no-output", action="store_true", help="prompts only; with --concurrency 1 each is released "
                         "before the next comes")
-    source.add_argument("--concurrency", type=_positive, default=256, metavar="N", help="most requests that run at "
-                        "once (default %(default)s)")
+    source.add_argument("--concurrency", type=_positive, metavar="N", help="most requests that run at once (default "
+                        "256)")
 
     cache = parser.add_argument_group("cache")
-    cache.add_argument("--block-size", type=_positive, default=16, metavar="N", help="tokens of a block (default "
-                       "%(default)s)")
+    cache.add_argument("--block-size", type=_positive, metavar="N", help="tokens of a block (default 16)")
     size = cache.add_mutually_exclusive_group()
     size.add_argument("--num-blocks", type=_positive, metavar="N", help="blocks of the pool (default: room for 1048576 "
                       "tokens; 131072 with --attend)")
     size.add_argument("--memory", type=_memory, metavar="SIZE", help="or memory of the pool: 512MiB, 20GiB, or 0.8 for "
                       "a share of free memory")
-    cache.add_argument("--eviction", default="lru", choices=["lru", "lfu", "priority", "fifo", "slru", "s3fifo"],
-                       help="which cached block goes first (default %(default)s)")
+    cache.add_argument("--eviction", choices=_POLICIES, help="which cached block goes first (default lru)")
     cache.add_argument("--no-prefix-caching", action="store_true", help="share nothing between requests")
     cache.add_argument("--device", default="host", metavar="NAME", help="host, cuda, cuda:N or auto (default "
                        "%(default)s)")
@@ -135,7 +141,7 @@ def _add_replay(commands):
                                       "pool small. Defaults in brackets are those with --attend.")
     model.add_argument("--attend", action="store_true", help="also write random K/V and attend, and check a sample of "
                        "the outputs against a dense reference; exit status 1 if one is wrong")
-    model.add_argument("--num-layers", type=_positive, default=1, metavar="N", help="default 1 [1]")
+    model.add_argument("--num-layers", type=_positive, metavar="N", help="default 1 [1]")
     model.add_argument("--num-kv-heads", type=_positive, metavar="N", help="default 1 [2]")
     model.add_argument("--num-heads", type=_positive, metavar="N", help="query heads, for --attend (default: two for "
                        "each KV head)")
@@ -144,6 +150,29 @@ def _add_replay(commands):
                        help="of stored K and V: default float8_e4m3 [float32]")
     _add_json(parser)
     parser.set_defaults(run=_run_replay)
+
+
+def _add_lab(commands):
+    parser = commands.add_parser(
+        "lab",
+        help="Run every eviction policy against a range of pool sizes.",
+        description="Runs the prompts of a trace, one at a time, through a cache of every size with every eviction "
+        "policy, and tells what part of their tokens each one found, beside the most that could be found (Belady's "
+        "optimum, which knows the future).",
+        epilog="Traces are those of `pagedkv replay`, recordings of calls included.")
+    parser.add_argument("trace", metavar="TRACE", help="trace file")
+    parser.add_argument("--limit", type=_positive, metavar="N", help="read only the first N requests")
+    parser.add_argument("--hash-block-size", type=_positive, metavar="N", help="tokens that a hash id stands for "
+                        "(default: 512, or 16 for Qwen-Bailian)")
+    parser.add_argument("--block-size", type=_positive, metavar="N", help="tokens of a block (default: what a hash id "
+                        "stands for; 16 where there are none)")
+    parser.add_argument("--policies", type=_policies, default=_POLICIES, metavar="NAME,...", help="default: " +
+                        ",".join(_POLICIES))
+    parser.add_argument("--sizes", type=_sizes, metavar="N,...", help="blocks of the pools (default: up to 8 sizes, "
+                        "each twice the one before; the last one never evicts)")
+    parser.add_argument("--plot", metavar="FILE", help="draw the curves (.svg, .png; needs the extra \"plot\")")
+    _add_json(parser)
+    parser.set_defaults(run=_run_lab)
 
 
 def _add_json(parser):
@@ -169,6 +198,18 @@ def _parse_integer(text, smallest):
     return value
 
 
+def _policies(text):
+    names = text.split(",")
+    for name in names:
+        if name not in _POLICIES:
+            raise argparse.ArgumentTypeError(f"{name!r} is not a policy: {', '.join(_POLICIES)}")
+    return list(dict.fromkeys(names))
+
+
+def _sizes(text):
+    return sorted({_positive(part) for part in text.split(",")})
+
+
 def _memory(text):
     """A share of free memory if it is a number up to 1; everything else is for the library to parse."""
     try:
@@ -191,3 +232,9 @@ def _run_replay(arguments):
     from pagedkv.cli import replay_command
 
     return replay_command.run(arguments)
+
+
+def _run_lab(arguments):
+    from pagedkv.cli import lab_command
+
+    return lab_command.run(arguments)

@@ -4,10 +4,11 @@ import time
 
 import numpy as np
 
-from pagedkv.cli import CommandError, EXIT_FAILED_CHECK, report
+from pagedkv.cli import CommandError, EXIT_FAILED_CHECK, replay_recording, report
 from pagedkv.cli.attend import AttendCheck, TOLERANCE
 from pagedkv.cli.contiguous import simulate_contiguous
 from pagedkv.cli.progress import make_progress
+from pagedkv.cli.recording import is_recording
 from pagedkv.cli.replay import Replay
 from pagedkv.cli.traces import read_trace
 from pagedkv.cli.workload import make_chat
@@ -22,6 +23,12 @@ def run(arguments):
     """Replays, reports, and returns the exit status."""
     report.check_json_path(arguments.json)
     _check_arguments(arguments)
+    if arguments.trace is not None and is_recording(arguments.trace):
+        return replay_recording.run(arguments)
+    arguments.eviction = arguments.eviction or "lru"
+    arguments.block_size = arguments.block_size or 16
+    arguments.concurrency = arguments.concurrency or 256
+    arguments.num_layers = arguments.num_layers or 1
     trace = _load(arguments)
     result = _replay(arguments, trace)
     report.emit(result, arguments.json, report.format_replay)

@@ -10,8 +10,12 @@ from pagedkv.cli import CommandError
 
 def check_json_path(path):
     """Finds out before the work whether the JSON can be written."""
-    if path in (None, "-"):
-        return
+    if path not in (None, "-"):
+        check_output_path(path)
+
+
+def check_output_path(path):
+    """Finds out before the work whether a file can be written."""
     folder = os.path.dirname(path) or "."
     if os.path.isdir(path):
         raise CommandError(f"{path}: is a directory")
@@ -49,44 +53,45 @@ def format_replay(result):
     pool_bytes = result["num_blocks"] * result["block_bytes"]
     paged, contiguous = result["paged"], result["contiguous"]
     counts = [
-        ("requests", _count(result["requests"])),
-        ("rejected", _count(result["rejected"]), "can never fit" if result["rejected"] else ""),
-        ("prompt tokens", _count(result["prompt_tokens"])),
-        ("prefix hits", _count(result["hit_tokens"]), f"{_percent(result['hit_rate'])} of prompt tokens"),
-        ("output tokens", _count(result["output_tokens"])),
-        ("evictions", _count(result["evictions"]), "blocks"),
-        ("preemptions", _count(result["preemptions"])),
-        ("recomputed", _count(result["recomputed_tokens"]), "tokens, after preemption"),
-        ("peak blocks", _count(result["peak_blocks"]),
-         f"{_percent(result['peak_blocks'] / result['num_blocks'])} of {_count(result['num_blocks'])}"),
-        ("steps", _count(result["steps"])),
-        ("manager per step", _nanoseconds(result["manager_ns_per_step"])),
-        ("manager per token", _nanoseconds(result["manager_ns_per_token"]), "hits included"),
+        ("requests", format_count(result["requests"])),
+        ("rejected", format_count(result["rejected"]), "can never fit" if result["rejected"] else ""),
+        ("prompt tokens", format_count(result["prompt_tokens"])),
+        ("prefix hits", format_count(result["hit_tokens"]), f"{format_percent(result['hit_rate'])} of prompt tokens"),
+        ("output tokens", format_count(result["output_tokens"])),
+        ("evictions", format_count(result["evictions"]), "blocks"),
+        ("preemptions", format_count(result["preemptions"])),
+        ("recomputed", format_count(result["recomputed_tokens"]), "tokens, after preemption"),
+        ("peak blocks", format_count(result["peak_blocks"]),
+         f"{format_percent(result['peak_blocks'] / result['num_blocks'])} of {format_count(result['num_blocks'])}"),
+        ("steps", format_count(result["steps"])),
+        ("manager per step", format_nanoseconds(result["manager_ns_per_step"])),
+        ("manager per token", format_nanoseconds(result["manager_ns_per_token"]), "hits included"),
         ("time", f"{result['seconds']:.2f} s", f"{result['manager_seconds']:.2f} s of it in the manager"),
     ]
     if "attend" in result:
         attend = result["attend"]
         verdict = "correct" if attend["is_correct"] else f"WRONG, tolerance {attend['tolerance']:g}"
-        counts.append(("attend error", f"{attend['max_error']:.2g}", f"{_count(attend['checked'])} rows: {verdict}"))
+        rows = f"{format_count(attend['checked'])} rows: {verdict}"
+        counts.append(("attend error", f"{attend['max_error']:.2g}", rows))
     is_limited = paged["max_concurrency"] == result["concurrency"]
     comparison = [
         ("", "paged", "contiguous"),
-        ("requests held at once", _count(paged["max_concurrency"]), _count(contiguous["max_concurrency"]),
+        ("requests held at once", format_count(paged["max_concurrency"]), format_count(contiguous["max_concurrency"]),
          "paged: as many as --concurrency allows" if is_limited else ""),
-        ("utilization", _percent(paged["utilization"]), _percent(contiguous["utilization"])),
-        ("waste", _percent(1 - paged["utilization"]), _percent(1 - contiguous["utilization"])),
+        ("utilization", format_percent(paged["utilization"]), format_percent(contiguous["utilization"])),
+        ("waste", format_percent(1 - paged["utilization"]), format_percent(1 - contiguous["utilization"])),
     ]
     if contiguous["max_concurrency"] == 0:
-        comparison[2:] = [("utilization", _percent(paged["utilization"]), "-"),
-                          ("waste", _percent(1 - paged["utilization"]), "-")]
+        comparison[2:] = [("utilization", format_percent(paged["utilization"]), "-"),
+                          ("waste", format_percent(1 - paged["utilization"]), "-")]
     return "\n".join([
         f"{result['trace']} ({result['format']}), {result['device']}: blocks of {result['block_size']} tokens, "
         f"{result['eviction']}" + ("" if result["prefix_caching"] else ", no prefix caching"),
         "",
         *format_rows(counts, 1),
         "",
-        f"On the same memory, {_count(pool_tokens)} tokens ({format_bytes(pool_bytes)}), beside contiguous reservation "
-        f"of {_count(contiguous['max_length'])} tokens a request:",
+        f"On the same memory, {format_count(pool_tokens)} tokens ({format_bytes(pool_bytes)}), beside contiguous "
+        f"reservation of {format_count(contiguous['max_length'])} tokens a request:",
         "",
         *format_rows(comparison, 2),
     ])
@@ -103,15 +108,15 @@ def format_rows(rows, num_numbers):
     return lines
 
 
-def _count(value):
+def format_count(value):
     return f"{value:,}"
 
 
-def _percent(share):
+def format_percent(share):
     return f"{100 * share:.2f} %"
 
 
-def _nanoseconds(value):
+def format_nanoseconds(value):
     for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
         if value >= size:
             return f"{value / size:.2f} {unit}"

@@ -48,6 +48,9 @@ class Request:
     hash_ids: np.ndarray | None = None
     prompt: np.ndarray | None = None
     output: np.ndarray | None = None
+    namespace: int = 0
+    regions: tuple = ()  # of (start, namespace), as pkv_open_options has them
+    priority: int = 0
 
 
 class Trace:

@@ -1,0 +1,20 @@
+#include "api/traced.h"
+
+using namespace pkv;
+
+pkv_status pkv_trace_start(pkv_cache *cache, const char *path) {
+  return guarded([&]() -> Status {
+    PKV_TRY(check_pointer("cache", cache));
+    PKV_TRY(check_pointer("path", path));
+    return cache->cache->start_trace(path, cache->description);
+  });
+}
+
+pkv_status pkv_trace_stop(pkv_cache *cache) {
+  return guarded([&]() -> Status {
+    PKV_TRY(check_pointer("cache", cache));
+    const Status status = cache->cache->stop_trace();
+    report_trace_failure(*cache->cache);
+    return status;
+  });
+}

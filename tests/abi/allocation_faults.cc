@@ -1,0 +1,435 @@
+// Every allocation of every call fails once. A list of calls runs in order on one world of handles; each is repeated with
+// its first, second, ... allocation failing until it runs through without reaching the one that is to fail. A call whose
+// allocation failed says OUT_OF_MEMORY and has changed nothing; at the end nothing is left allocated.
+//
+// malloc and its kin, and mmap, are replaced for the whole program, the library and operator new with it; only the thread
+// that tests is counted. Not under a sanitizer, which has a malloc of its own.
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "fixture.h"
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define IS_SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || __has_feature(memory_sanitizer)
+#define IS_SANITIZED 1
+#endif
+#endif
+
+#if defined(IS_SANITIZED) || !defined(__GLIBC__)
+int main() {
+  std::puts("not under a sanitizer, and with glibc only");
+  return 0;
+}
+#else
+
+namespace {
+
+thread_local bool is_counting = false;
+thread_local int64_t num_until_failure = -1;  // -1: none fails
+thread_local bool has_failed = false;
+std::atomic<int64_t> num_live{0};  // blocks and mappings of all threads
+
+bool fails_now() {
+  if (!is_counting || num_until_failure < 0 || --num_until_failure >= 0) return false;
+  has_failed = true;
+  return true;
+}
+
+}  // namespace
+
+extern "C" {
+
+void *__libc_malloc(size_t size);
+void *__libc_calloc(size_t count, size_t size);
+void *__libc_realloc(void *pointer, size_t size);
+void *__libc_memalign(size_t alignment, size_t size);
+void __libc_free(void *pointer);
+
+static void *count_live(void *pointer) {
+  if (pointer != nullptr) ++num_live;
+  return pointer;
+}
+
+void *malloc(size_t size) {
+  if (fails_now()) return errno = ENOMEM, nullptr;
+  return count_live(__libc_malloc(size));
+}
+
+void *calloc(size_t count, size_t size) {
+  if (fails_now()) return errno = ENOMEM, nullptr;
+  return count_live(__libc_calloc(count, size));
+}
+
+void *realloc(void *pointer, size_t size) {
+  if (fails_now()) return errno = ENOMEM, nullptr;
+  void *larger = __libc_realloc(pointer, size);
+  return pointer == nullptr ? count_live(larger) : larger;
+}
+
+void *memalign(size_t alignment, size_t size) {
+  if (fails_now()) return errno = ENOMEM, nullptr;
+  return count_live(__libc_memalign(alignment, size));
+}
+
+void *aligned_alloc(size_t alignment, size_t size) { return memalign(alignment, size); }
+
+int posix_memalign(void **out, size_t alignment, size_t size) {
+  *out = memalign(alignment, size);
+  return *out == nullptr ? ENOMEM : 0;
+}
+
+void free(void *pointer) {
+  if (pointer != nullptr) --num_live;
+  __libc_free(pointer);
+}
+
+void *mmap(void *address, size_t size, int protection, int flags, int file, off_t offset) {
+  if (fails_now()) return errno = ENOMEM, MAP_FAILED;
+  return reinterpret_cast<void *>(syscall(SYS_mmap, address, size, protection, flags, file, offset));
+}
+
+int mprotect(void *address, size_t size, int protection) {
+  if (fails_now()) return errno = ENOMEM, -1;
+  return static_cast<int>(syscall(SYS_mprotect, address, size, protection));
+}
+
+}  // extern "C"
+
+namespace {
+
+constexpr int64_t kTokens = 40;
+
+// The handles that the calls make and use. The calls may use no heap of their own.
+struct World {
+  pkv_pool *pool = nullptr;
+  int32_t pool_blocks[4] = {};
+  pkv_cache *cache = nullptr, *shifting = nullptr;
+  pkv_batch *batch = nullptr;
+  pkv_sequence sequences[16] = {};
+  int64_t tokens[3 * kTokens] = {};
+  pkv_pin pin = 0;
+  pkv_array array = {};
+  float rows[64 * NUM_KV_HEADS * HEAD_DIM] = {};
+  float lse[64 * NUM_KV_HEADS] = {};
+  char text[1 << 14] = {};
+  char path[64] = {};
+};
+
+struct Call {
+  const char *name;
+  pkv_status (*run)(World &);
+};
+
+// What is readable of the world, as text. Refused calls count as such, nothing else of it may change.
+std::string describe(const World &world) {
+  std::string text;
+  char line[512];
+  if (world.pool != nullptr) {
+    const pkv_pool_stats stats = get_pool_stats(world.pool);
+    std::snprintf(line, sizeof line, "pool %lld %lld %lld %lld\n", static_cast<long long>(stats.num_blocks),
+                  static_cast<long long>(stats.num_free), static_cast<long long>(stats.allocations),
+                  static_cast<long long>(stats.frees));
+    text += line;
+  }
+  for (pkv_cache *cache : {world.cache, world.shifting}) {
+    if (cache == nullptr) continue;
+    CHECK_OK(pkv_cache_check(cache));
+    pkv_cache_stats stats = get_cache_stats(cache);
+    stats.refusals = 0;
+    text.append(reinterpret_cast<const char *>(&stats), sizeof stats);
+    for (const pkv_sequence id : world.sequences) {
+      pkv_sequence_info info = {};
+      info.struct_size = sizeof info;
+      if (id == 0 || pkv_sequence_get_info(cache, id, &info) != PKV_OK) continue;
+      text.append(reinterpret_cast<const char *>(&info), sizeof info);
+      pkv_array blocks = {};
+      REQUIRE_OK(pkv_sequence_blocks(cache, id, &blocks));
+      text.append(static_cast<const char *>(blocks.data), sizeof(int32_t) * static_cast<size_t>(blocks.shape[0]));
+      pkv_array_release(&blocks);
+    }
+  }
+  return text;
+}
+
+pkv_tensor make_rows(World &world, int64_t num_tokens) {
+  pkv_tensor tensor = {};
+  tensor.data = world.rows;
+  tensor.dtype = PKV_FLOAT32;
+  tensor.ndim = 3;
+  tensor.shape[0] = num_tokens;
+  tensor.shape[1] = NUM_KV_HEADS;
+  tensor.shape[2] = HEAD_DIM;
+  return tensor;
+}
+
+pkv_snapshot_io make_io(const World &world) {
+  pkv_snapshot_io io = {};
+  io.struct_size = sizeof io;
+  io.path = world.path;
+  return io;
+}
+
+pkv_status create_cache(World &world, pkv_cache **out, bool shifts) {
+  const pkv_layer_group group = make_group();
+  const pkv_layout layout = make_layout(&group);
+  pkv_cache_options options = make_cache_options(&layout, 64);
+  pkv_rope rope = {};
+  rope.struct_size = sizeof rope;
+  if (shifts) {
+    options.rope = &rope;
+    options.window = 12;
+    options.eviction = PKV_EVICTION_S3FIFO;
+  } else {
+    options.partial_reuse = PKV_ON;
+    options.event_capacity = 16;
+    options.eviction = PKV_EVICTION_PRIORITY;
+  }
+  (void)world;
+  return pkv_cache_create(&options, out);
+}
+
+pkv_status prepare(World &world, int first, int count, int64_t tokens_each, pkv_toggle registers) {
+  int64_t counts[16];
+  for (int i = 0; i < count; ++i) counts[i] = tokens_each;
+  pkv_prepare_options options = make_prepare_options();
+  options.register_blocks = registers;
+  return pkv_batch_prepare(world.batch, world.sequences + first, counts, count, world.tokens, count * tokens_each,
+                           &options);
+}
+
+pkv_open_options make_open_options(uint64_t namespace_id, const pkv_namespace_region *regions, int64_t num_regions) {
+  pkv_open_options options = {};
+  options.struct_size = sizeof options;
+  options.namespace_id = namespace_id;
+  options.priority = static_cast<int32_t>(namespace_id);
+  options.regions = regions;
+  options.num_regions = num_regions;
+  return options;
+}
+
+const Call kCalls[] = {
+    {"pool create",
+     [](World &w) {
+       pkv_pool_options options = {};
+       options.struct_size = sizeof options;
+       options.block_bytes = 256;
+       options.num_blocks = 8;
+       options.device = "host";
+       return pkv_pool_create(&options, &w.pool);
+     }},
+    {"pool allocate", [](World &w) { return pkv_pool_allocate(w.pool, 4, w.pool_blocks); }},
+    {"pool copy", [](World &w) { return pkv_pool_copy_blocks(w.pool, w.pool_blocks, w.pool_blocks + 1, 3, nullptr); }},
+    {"pool zero", [](World &w) { return pkv_pool_zero_blocks(w.pool, w.pool_blocks, 4, nullptr); }},
+    {"pool resize", [](World &w) { return pkv_pool_resize(w.pool, 4096); }},
+    {"pool free", [](World &w) { return pkv_pool_free(w.pool, w.pool_blocks, 4); }},
+    {"cache create", [](World &w) { return create_cache(w, &w.cache, false); }},
+    {"cache create with rope", [](World &w) { return create_cache(w, &w.shifting, true); }},
+    {"trace start", [](World &w) { return pkv_trace_start(w.cache, w.path); }},
+    {"trace stop", [](World &w) { return pkv_trace_stop(w.cache); }},
+    {"batch create",
+     [](World &w) {
+       pkv_batch_options options = make_batch_options(PKV_FORMAT_CSR | PKV_FORMAT_POINTERS);
+       options.max_sequences = 16;
+       options.max_tokens = 512;
+       return pkv_batch_create(w.cache, &options, &w.batch);
+     }},
+    {"open", [](World &w) { return pkv_sequence_open(w.cache, w.tokens, kTokens, nullptr, &w.sequences[0], nullptr); }},
+    {"open with a region",
+     [](World &w) {
+       const pkv_namespace_region regions[] = {{8, 3}, {20, 4}};
+       const pkv_open_options options = make_open_options(2, regions, 2);
+       return pkv_sequence_open(w.cache, w.tokens, kTokens, &options, &w.sequences[1], nullptr);
+     }},
+    {"prepare", [](World &w) { return prepare(w, 0, 2, kTokens, PKV_ON); }},
+    {"discard", [](World &w) { return pkv_batch_discard(w.batch); }},
+    {"prepare again", [](World &w) { return prepare(w, 0, 2, kTokens, PKV_ON); }},
+    {"write_kv",
+     [](World &w) {
+       pkv_status status = prepare(w, 0, 2, 3, PKV_OFF);
+       const pkv_tensor rows = make_rows(w, 6);
+       for (int32_t layer = 0; layer < NUM_LAYERS && status == PKV_OK; ++layer) {
+         status = pkv_write_kv(w.cache, layer, w.batch, &rows, &rows, nullptr);
+       }
+       // The step is taken back, so that a repeated call starts from the same state.
+       if (status != PKV_OK && status != PKV_OUT_OF_MEMORY) return status;
+       const pkv_status undone = pkv_batch_discard(w.batch);
+       return status != PKV_OK ? status : undone;
+     }},
+    {"append", [](World &w) { return pkv_sequence_append(w.cache, w.sequences[0], w.tokens, 3, nullptr); }},
+    {"fork", [](World &w) { return pkv_sequence_fork(w.cache, w.sequences[0], -1, &w.sequences[2]); }},
+    {"prepare with a copy", [](World &w) { return prepare(w, 0, 3, 5, PKV_OFF); }},
+    {"attend",
+     [](World &w) {
+       const pkv_tensor rows = make_rows(w, 15);
+       return pkv_attend(w.cache, 1, w.batch, &rows, &rows, nullptr);
+     }},
+    {"gather_kv",
+     [](World &w) {
+       const pkv_tensor rows = make_rows(w, 8);
+       return pkv_gather_kv(w.cache, 0, w.batch, 1, 4, 8, &rows, &rows, nullptr);
+     }},
+    {"commit", [](World &w) { return pkv_sequence_commit(w.cache, w.sequences[0], w.tokens, 2); }},
+    {"truncate", [](World &w) { return pkv_sequence_truncate(w.cache, w.sequences[0], kTokens + 4); }},
+    {"reserve", [](World &w) { return pkv_sequence_reserve(w.cache, w.sequences[2], 40); }},
+    {"set_retention",
+     [](World &w) { return pkv_sequence_set_retention(w.cache, w.sequences[1], 0, -1, 5, 1000000); }},
+    {"explain a sequence",
+     [](World &w) { return pkv_sequence_explain(w.cache, w.sequences[0], w.text, sizeof w.text, nullptr); }},
+    {"explain a block", [](World &w) { return pkv_cache_explain(w.cache, 1, w.text, sizeof w.text, nullptr); }},
+    {"statistics as text",
+     [](World &w) { return pkv_cache_format_stats(w.cache, PKV_STATS_PROMETHEUS, w.text, sizeof w.text, nullptr); }},
+    {"check", [](World &w) { return pkv_cache_check(w.cache); }},
+    {"victims",
+     [](World &w) {
+       pkv_sequence victims[16];
+       int64_t count = 0;
+       return pkv_cache_victims(w.cache, 2, victims, 16, &count);
+     }},
+    {"open many",
+     [](World &w) {
+       const int64_t counts[] = {kTokens, kTokens, kTokens};
+       return pkv_sequences_open(w.cache, w.tokens, 3 * kTokens, counts, 3, nullptr, w.sequences + 3, nullptr);
+     }},
+    {"fork many", [](World &w) { return pkv_sequences_fork(w.cache, w.sequences, nullptr, 3, w.sequences + 6); }},
+    {"prepare drafts", [](World &w) { return prepare(w, 0, 3, 6, PKV_OFF); }},
+    {"accept",
+     [](World &w) {
+       const int64_t num_drafts[] = {6, 6, 6}, num_kept[] = {3, 0, 2}, kept[] = {1, 2, 5, 0, 4};
+       return pkv_sequences_accept(w.cache, w.sequences, num_drafts, num_kept, 3, kept, 5, nullptr);
+     }},
+    {"reorder",
+     [](World &w) {
+       const int64_t sources[] = {1, 1, 0};
+       return pkv_sequences_reorder(w.cache, w.sequences, sources, 3);
+     }},
+    {"commit many",
+     [](World &w) {
+       const int64_t counts[] = {0, 0, 0};
+       return pkv_sequences_commit(w.cache, w.sequences, counts, 3, nullptr, 0);
+     }},
+    {"truncate many",
+     [](World &w) {
+       const int64_t lengths[] = {20, 20, 20};
+       return pkv_sequences_truncate(w.cache, w.sequences, lengths, 3);
+     }},
+    {"probe",
+     [](World &w) {
+       int64_t num_cached = 0;
+       return pkv_prefix_probe(w.cache, w.tokens, kTokens, nullptr, &num_cached);
+     }},
+    {"touch", [](World &w) { return pkv_prefix_touch(w.cache, w.tokens, kTokens, nullptr, nullptr); }},
+    {"pin", [](World &w) { return pkv_prefix_pin(w.cache, w.tokens, kTokens, nullptr, 1000000, &w.pin, nullptr); }},
+    {"set_quota", [](World &w) { return pkv_namespace_set_quota(w.cache, 77, 10); }},
+    {"sequence save",
+     [](World &w) {
+       const pkv_snapshot_io io = make_io(w);
+       return pkv_sequence_save(w.cache, w.sequences[1], &io, nullptr);
+     }},
+    {"sequence load",
+     [](World &w) {
+       const pkv_snapshot_io io = make_io(w);
+       return pkv_sequence_load(w.cache, &io, nullptr, nullptr, &w.sequences[10]);
+     }},
+    {"prefix save",
+     [](World &w) {
+       const pkv_snapshot_io io = make_io(w);
+       return pkv_prefix_save(w.cache, &io, nullptr);
+     }},
+    {"close many", [](World &w) { return pkv_sequences_close(w.cache, w.sequences + 3, 3, nullptr); }},
+    {"unpin", [](World &w) { return pkv_prefix_unpin(w.cache, w.pin); }},
+    {"invalidate", [](World &w) { return pkv_namespace_invalidate(w.cache, 0, nullptr); }},
+    {"prefix load",
+     [](World &w) {
+       const pkv_snapshot_io io = make_io(w);
+       return pkv_prefix_load(w.cache, &io, nullptr, nullptr);
+     }},
+    {"evict", [](World &w) { return pkv_cache_evict(w.cache, 40, nullptr); }},
+    {"zero_uncached",
+     [](World &w) {
+       int64_t count = 0;
+       return pkv_cache_zero_uncached(w.cache, nullptr, &count);
+     }},
+    {"read events",
+     [](World &w) {
+       pkv_event events[4];
+       int64_t count = 0;
+       return pkv_cache_read_events(w.cache, events, 4, &count);
+     }},
+    {"open to shift",
+     [](World &w) { return pkv_sequence_open(w.shifting, w.tokens, kTokens, nullptr, &w.sequences[15], nullptr); }},
+    {"append to shift",
+     [](World &w) { return pkv_sequence_append(w.shifting, w.sequences[15], w.tokens, 11, nullptr); }},
+    {"fork to shift",
+     [](World &w) { return pkv_sequence_fork(w.shifting, w.sequences[15], -1, &w.sequences[14]); }},
+    {"shift", [](World &w) { return pkv_sequence_shift(w.shifting, w.sequences[15], 2, 3, nullptr); }},
+    {"a window that passes",
+     [](World &w) { return pkv_sequence_append(w.shifting, w.sequences[15], w.tokens, 2 * kTokens, nullptr); }},
+};
+
+// Everything from creation to destruction; with_faults: repeated calls, with allocations that fail.
+void run_world(bool with_faults) {
+  World world;
+  for (int64_t i = 0; i < 3 * kTokens; ++i) world.tokens[i] = 7 * i % kTokens;
+  std::snprintf(world.path, sizeof world.path, "/tmp/pagedkv_faults_%d", static_cast<int>(getpid()));
+  int64_t num_faults = 0;
+  for (const Call &call : kCalls) {
+    for (int64_t nth = 0;; ++nth) {
+      const std::string before = describe(world);
+      num_until_failure = with_faults ? nth : -1;
+      has_failed = false;
+      is_counting = true;
+      const pkv_status status = call.run(world);
+      is_counting = false;
+      if (!has_failed) {
+        if (status != PKV_OK) {
+          std::fprintf(stderr, "%s: %s, %s\n", call.name, pkv_status_name(status), pkv_last_error());
+          ++num_failures;
+        }
+        break;
+      }
+      ++num_faults;
+      if (status != PKV_OUT_OF_MEMORY) {
+        std::fprintf(stderr, "%s: allocation %lld failed, and the call says %s\n", call.name,
+                     static_cast<long long>(nth), pkv_status_name(status));
+        ++num_failures;
+        if (status == PKV_OK) break;
+      }
+      if (describe(world) != before) {
+        std::fprintf(stderr, "%s: allocation %lld failed, and something has changed\n", call.name,
+                     static_cast<long long>(nth));
+        ++num_failures;
+      }
+    }
+  }
+  if (with_faults) std::printf("%lld allocations failed\n", static_cast<long long>(num_faults));
+  pkv_array_release(&world.array);
+  pkv_batch_destroy(world.batch);
+  pkv_cache_destroy(world.cache);
+  pkv_cache_destroy(world.shifting);
+  pkv_pool_destroy(world.pool);
+  unlink(world.path);
+}
+
+}  // namespace
+
+int main() {
+  REQUIRE_OK(pkv_host_set_num_threads(1));
+  run_world(false);  // what is made once stays
+  const int64_t before = num_live;
+  run_world(false);
+  CHECK_EQUAL(num_live - before, 0);
+  run_world(true);
+  CHECK_EQUAL(num_live - before, 0);
+  return finish_checks();
+}
+#endif

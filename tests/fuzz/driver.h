@@ -1,0 +1,163 @@
+// Drives a small cache through the C ABI from bytes, and compares it with the model after every call. A call is chosen by
+// a byte, and so is everything about it; when the bytes have run out everything is closed and must be free again.
+//   fuzz_cache.cc: set-up, choice of calls, refusals     fuzz_moves.cc: accept, shift
+//   fuzz_sequences.cc: one sequence in a call            fuzz_prefixes.cc: prefixes, pins, namespaces, eviction
+//   fuzz_steps.cc: prepare, tables, discard              fuzz_snapshots.cc: save and load
+//   fuzz_batches.cc: many sequences in a call            fuzz_reports.cc: texts, statistics, events
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "model.h"
+#include "router.h"
+
+namespace fuzz {
+
+extern uint64_t num_calls;  // of the process, each followed by a check
+extern bool prints_calls;   // and the sequences before each of them
+
+class Bytes {
+ public:
+  Bytes(const uint8_t *data, size_t size) : data_(data), end_(data + size) {}
+  bool is_empty() const { return data_ == end_; }
+  // 0 to bound - 1; 0 once the bytes have run out.
+  int64_t take(int64_t bound) { return is_empty() ? 0 : *data_++ % bound; }
+  bool take_one_in(int64_t n) { return take(n) == n - 1; }
+
+ private:
+  const uint8_t *data_, *end_;
+};
+
+// What the last prepare of a batch did, for its discard.
+struct PreparedStep {
+  struct Item {
+    pkv_sequence id;
+    int64_t old_length;
+  };
+  std::vector<Item> items;
+  bool can_discard = false;
+};
+
+class Driver {
+ public:
+  Driver(const uint8_t *data, size_t size);
+  ~Driver();
+  Driver(const Driver &) = delete;
+  Driver &operator=(const Driver &) = delete;
+
+  void run();
+
+ private:
+  static constexpr int kNumBatches = 2;
+  static constexpr int64_t kMostSequences = 8, kMostPerStep = 6, kMostTokensPerStep = 128;
+  static constexpr int64_t kLong = int64_t{1} << 40;  // milliseconds that never pass
+
+  struct Call {
+    const char *name;
+    void (Driver::*make)();
+    int weight;
+  };
+  static const Call kCalls[];
+
+  // fuzz_cache.cc
+  // has_protected_blocks: some that are free could not be had, because the call itself uses them.
+  void check_refusal(pkv_status status, bool has_protected_blocks = false);
+  // Refused for want of blocks, and nothing has changed.
+  void check_shortage(pkv_status status);
+  void print_state(const char *next) const;
+  bool has_sequences() const { return !model_->sequences.empty(); }
+  bool is_full() const { return static_cast<int64_t>(model_->sequences.size()) >= kMostSequences; }
+  Sequence &pick();
+  std::vector<Sequence *> pick_some(int64_t most);
+  std::vector<int64_t> take_tokens(int64_t count);
+  Prompt take_prompt();
+  std::vector<Scope> take_scopes();
+  void refresh(Prompt *prompt) const;  // as of today
+  void remember(const Prompt &prompt);
+
+  // fuzz_sequences.cc
+  void open();
+  void rematch();
+  void append();
+  void append_to(Sequence *sequence, const std::vector<int64_t> &tokens, bool must_fit);
+  void reserve();
+  void fork();
+  void truncate();
+  void commit();
+  void close();
+  void close_all();
+  void adopt(const Prompt &prompt, pkv_sequence id, int64_t num_cached);
+  // Truncating or forking to where the window has released something is refused.
+  bool may_refuse_cut(const Sequence &sequence, pkv_status status) const;
+  std::vector<int64_t> conceal(const std::vector<int64_t> &tokens);
+
+  // fuzz_steps.cc
+  void prepare();
+  pkv_status prepare_step(int which, const std::vector<Sequence *> &members, const std::vector<int64_t> &counts,
+                          const std::vector<int64_t> &told, const pkv_prepare_options &options);
+  void check_tables(int which, const std::vector<Sequence *> &members, const std::vector<int64_t> &counts);
+  void discard();
+  void discard_step(int which, bool must_succeed);
+
+  // fuzz_batches.cc
+  void open_many();
+  void fork_many();
+  void commit_many();
+  void truncate_many();
+  void close_many();
+  void reorder();
+  // Sometimes makes one member of a call a bad one.
+  bool spoil(std::vector<pkv_sequence> *ids);
+
+  // fuzz_moves.cc
+  void accept();
+  void shift();
+
+  // fuzz_prefixes.cc
+  void probe_prompt();
+  void touch();
+  void pin();
+  void unpin();
+  void invalidate();
+  void set_quota();
+  void retain();
+  void evict();
+  void evict_to_low_water();
+  void preempt();
+  void reset();
+  void zero();
+
+  // fuzz_snapshots.cc
+  void save_sequence();
+  void save_prefixes();
+  void load_sequence_here(const std::string &snapshot, const Sequence &saved);
+  void check_damaged(std::string snapshot, bool is_sequence);
+
+  // fuzz_reports.cc
+  void explain_block();
+  void explain_sequence();
+  void format_stats();
+  void read_namespaces();
+  void check_namespaces();
+  void read_events();
+  void check_hit_blocks(const Sequence &sequence, int64_t num_cached) const;
+
+  Bytes bytes_;
+  Setup setup_;
+  bool is_traced_ = false, had_regions_ = false;
+  std::string trace_path_;
+  pkv_cache *cache_ = nullptr;
+  pkv_batch *batches_[kNumBatches] = {};
+  PreparedStep steps_[kNumBatches];
+  std::unique_ptr<Model> model_;
+  Router router_;
+  std::vector<Prompt> past_;  // of sequences that were closed
+  pkv_cache_stats before_ = {};
+  std::array<pkv_namespace_stats, kNumNamespaces> namespaces_ = {}, namespaces_before_ = {};
+};
+
+std::vector<pkv_sequence> ids_of(const std::vector<Sequence *> &members);
+
+}  // namespace fuzz
