@@ -143,6 +143,8 @@ int64_t BlockStore::follow_hints(int32_t previous, const int64_t *tokens, int64_
 
 void BlockStore::set_hashes(const int32_t *blocks, const Hash128 *parents, const Hash128 *hashes, int64_t count,
                             bool is_stale) {
+  uint32_t clock = clock_;
+  int64_t num_registered = 0;
   for (int64_t i = 0; i < count; ++i) {
     const int32_t block = blocks[i];
     BlockRecord &record = records_[block];
@@ -157,13 +159,15 @@ void BlockStore::set_hashes(const int32_t *blocks, const Hash128 *parents, const
     record.is_registered = twin == kNoBlock;
     retention_.forget_level(block);
     if (twin == kNoBlock) {
-      last_uses_[block] = ++clock_;
-      ++registrations_;
+      last_uses_[block] = ++clock;
+      ++num_registered;
       if (events_ != nullptr && !is_stale) events_->tell_stored(block, namespace_id(block));
     } else {
       add_duplicate(twin, block);
     }
   }
+  clock_ = clock;
+  registrations_ += num_registered;
 }
 
 void BlockStore::add_duplicate(int32_t twin, int32_t block) {
