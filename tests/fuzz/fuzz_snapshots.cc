@@ -92,7 +92,7 @@ void Driver::save_sequence() {
   const Sequence sequence = pick();
   std::string snapshot;
   const pkv_status saved = save_sequence_of(cache_, sequence.id, &snapshot);
-  if (model_->has_released_blocks(sequence)) {
+  if (model_->has_released_blocks(sequence) || sequence.num_exact != INT64_MAX) {
     REQUIRE(saved == PKV_UNSUPPORTED);
     return check_refusal(saved);
   }
@@ -124,8 +124,7 @@ void Driver::save_sequence() {
 // history that begins today: namespaces may have been invalidated, or another one may be given.
 void Driver::load_sequence_here(const std::string &snapshot, const Sequence &saved) {
   Sequence sequence = saved;
-  const bool is_exact = saved.num_exact == INT64_MAX;
-  const bool has_options = is_exact && bytes_.take_one_in(4);
+  const bool has_options = bytes_.take_one_in(4);
   if (has_options) sequence.scopes = {{0, static_cast<uint64_t>(bytes_.take(kNumNamespaces)), 0}};
   refresh(&sequence);
   const OpenOptions options(sequence);
@@ -138,11 +137,9 @@ void Driver::load_sequence_here(const std::string &snapshot, const Sequence &sav
   const int64_t num_cached = model_->info(sequence).num_cached_tokens;
   REQUIRE(num_cached >= 0 && num_cached <= model_->info(sequence).settled_length);
   const std::vector<uint64_t> rows = model_->make_rows(sequence);
-  if (num_cached > 0) REQUIRE(num_cached <= sequence.num_exact);
   std::copy_n(rows.begin(), num_cached, sequence.rows.begin());
   model_->sequences.push_back(sequence);
   model_->check();
-  if (!is_exact) return;
   model_->sequences.back().rows = rows;
   model_->write(model_->sequences.back(), num_cached);
 }
