@@ -1,5 +1,6 @@
 #include "base/status.h"
 
+#include <cerrno>
 #include <cstdarg>
 #include <cstdio>
 
@@ -64,5 +65,7 @@ const char *status_name(Status status) {
   }
   return "UNKNOWN";
 }
+
+Status status_of_errno(Status otherwise) { return errno == ENOMEM ? PKV_OUT_OF_MEMORY : otherwise; }
 
 }  // namespace pkv

@@ -16,6 +16,9 @@ using Status = pkv_status;
 [[gnu::format(printf, 5, 6)]] Status fail_shortage(Status code, int64_t needed, int64_t available, int64_t index,
                                                     const char *format, ...);
 
+// OUT_OF_MEMORY if that is why the last call of the C library failed (errno), else `otherwise`.
+Status status_of_errno(Status otherwise);
+
 const char *last_error();
 void get_last_shortage(pkv_shortage *out);  // fills all members but struct_size
 const char *status_name(Status status);

@@ -14,7 +14,7 @@ namespace {
 std::atomic<uint32_t> next_partial{0};  // so that two threads do not share a name
 
 Status fail_file(const char *action, const char *path) {
-  return fail(PKV_DEVICE_ERROR, "%s failed, %s: %s", action, std::strerror(errno), path);
+  return fail(status_of_errno(PKV_DEVICE_ERROR), "%s failed, %s: %s", action, std::strerror(errno), path);
 }
 
 }  // namespace
@@ -33,7 +33,7 @@ Status SnapshotSink::open() {
     const int descriptor = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (descriptor < 0) {
       if (errno == EEXIST) continue;  // left behind by a process that was killed
-      return fail(PKV_INVALID_ARGUMENT, "the snapshot cannot be written, %s: %s", std::strerror(errno), io_.path);
+      return fail(status_of_errno(PKV_INVALID_ARGUMENT), "the snapshot cannot be written, %s: %s", std::strerror(errno), io_.path);
     }
     partial_path_ = std::move(path);
     file_ = ::fdopen(descriptor, "wb");
@@ -73,7 +73,7 @@ Status SnapshotSource::open() {
   if (io_.path == nullptr) return PKV_OK;
   file_ = std::fopen(io_.path, "rbe");
   if (file_ != nullptr) return PKV_OK;
-  return fail(PKV_INVALID_ARGUMENT, "the snapshot cannot be read, %s: %s", std::strerror(errno), io_.path);
+  return fail(status_of_errno(PKV_INVALID_ARGUMENT), "the snapshot cannot be read, %s: %s", std::strerror(errno), io_.path);
 }
 
 Status SnapshotSource::read(const char *what, void *data, size_t size) {

@@ -48,7 +48,7 @@ Status TraceRecorder::start(const char *path, const TraceHeader &header) {
   if (!is_little_endian()) return fail(PKV_UNSUPPORTED, "recordings are written on little-endian machines only");
   if (buffer_ == nullptr) buffer_.reset(new unsigned char[kBufferBytes]);
   file_ = std::fopen(path, "wb");
-  if (file_ == nullptr) return fail(PKV_INVALID_ARGUMENT, "%s: %s", path, std::strerror(errno));
+  if (file_ == nullptr) return fail(status_of_errno(PKV_INVALID_ARGUMENT), "%s: %s", path, std::strerror(errno));
   std::setvbuf(file_, nullptr, _IONBF, 0);
   used_ = 0;
   has_failed_ = false;
