@@ -320,13 +320,16 @@ int64_t BlockStore::forget_all_but(const std::vector<bool> &is_kept) {
   for (int32_t block = 0; block < num_blocks(); ++block) {
     BlockRecord &record = records_[block];
     if (!record.is_registered || record.is_stale || is_kept[static_cast<size_t>(block)]) continue;
+    int32_t registered = block;
     if (record.holders == 0) {
+      registered = record.duplicates;  // a held one takes over
       drop_hash(block);
       ++num_dropped;
-      continue;
+      if (registered == kNoBlock) continue;
     }
-    if (events_ != nullptr) events_->tell_removed(block, namespace_id(block));
-    for (int32_t twin = block; twin != kNoBlock; twin = twin == block ? record.duplicates : records_[twin].next) {
+    if (events_ != nullptr) events_->tell_removed(registered, namespace_id(registered));
+    records_[registered].is_stale = true;
+    for (int32_t twin = records_[registered].duplicates; twin != kNoBlock; twin = records_[twin].next) {
       records_[twin].is_stale = true;
     }
   }

@@ -187,11 +187,13 @@ Status Cache::rematch(pkv_sequence id, const int64_t *tokens, int64_t num_tokens
   item.sequence = sequence;
   match_prefix(*sequence, tokens, num_tokens, &item.num_hit);
   match_partial(*sequence, tokens, num_tokens, &item);
-  ensure_table(sequence, sequence->num_blocks + item.num_hit + 1);
   const int64_t old_length = sequence->length, old_partial = sequence->borrows_last ? old_length % block_size : 0;
-  if (sequence->borrows_last) drop_partial(sequence);
-  if (item.num_hit > 0 || item.partial_block != kNoBlock) take_prefix(sequence, matched_.data(), item);
-  count_hit(*sequence, sequence->length - old_length, item.partial_tokens - old_partial);
+  if (item.num_hit > 0 || item.partial_tokens > old_partial) {  // else what was taken of a block stays
+    ensure_table(sequence, sequence->num_blocks + item.num_hit + 1);
+    if (sequence->borrows_last) drop_partial(sequence);
+    take_prefix(sequence, matched_.data(), item);
+    count_hit(*sequence, sequence->length - old_length, item.partial_tokens - old_partial);
+  }
   *out_num_cached = sequence->num_cached_tokens;
   finish_call(sequence);
   return PKV_OK;

@@ -49,8 +49,7 @@ void Driver::rematch() {
     return check_refusal(status);
   }
   const int64_t length = model_->info(sequence).length;
-  REQUIRE((setup_.has_partial_reuse || length >= sequence.length()) && length >= least);
-  if (length < sequence.length()) return sequence.cut(length);  // TEMPORARY
+  REQUIRE(length >= sequence.length() && length >= least);
   model_->extend(&sequence, {prompt.tokens.begin() + sequence.length(), prompt.tokens.begin() + length},
                  prompt.tokens.data() + sequence.length());
 }
@@ -92,7 +91,10 @@ void Driver::reserve() {
   if (status != PKV_OK) return check_shortage(status);
   if (bytes_.take(2) == 0) return;
   model_->check();
-  append_to(&sequence, take_tokens(count), true);
+  before_ = model_->stats();
+  // Of the copy that a shared block may need, a quota of another namespace is not asked ahead.
+  const bool has_quota = std::any_of(model_->quotas.begin(), model_->quotas.end(), [](int64_t quota) { return quota > 0; });
+  append_to(&sequence, take_tokens(count), !has_quota || sequence.scopes.size() == 1);
 }
 
 bool Driver::may_refuse_cut(const Sequence &sequence, pkv_status status) const {

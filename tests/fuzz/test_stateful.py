@@ -35,9 +35,22 @@ class Item:
         self.seq, self.scopes, self.tokens, self.num_exact = seq, scopes, list(tokens), None
 
     def copy(self, seq, length):
-        other = Item(seq, self.scopes, self.tokens[:length])
+        other = Item(seq, self.scopes, self.tokens)
         other.num_exact = self.num_exact
+        other.cut(length)
         return other
+
+    def cut(self, length):
+        del self.tokens[length:]
+        if self.num_exact is not None and length <= self.num_exact:
+            self.num_exact = None
+
+    def drop(self, start, count):
+        del self.tokens[start:start + count]
+        if start == len(self.tokens):
+            self.cut(start)
+        elif count > 0:
+            self.num_exact = start if self.num_exact is None else min(start, self.num_exact)
 
 
 class Machine(RuleBasedStateMachine):
@@ -131,8 +144,7 @@ class Machine(RuleBasedStateMachine):
         start = data.draw(st.integers(0, len(item.tokens)))
         count = min(count, len(item.tokens) - start)
         if self.attempt(lambda: item.seq.shift(start, count), pagedkv.OutOfBlocksError, *self.cut_refusals([item])):
-            del item.tokens[start:start + count]
-            item.num_exact = min(start, item.num_exact or start)
+            item.drop(start, count)
 
     @precondition(lambda self: self.items)
     @rule(data=st.data(), priority=st.integers(-1, 2), ttl=st.sampled_from([None, 1e6]))
@@ -200,7 +212,7 @@ class Machine(RuleBasedStateMachine):
         lengths = [data.draw(st.integers(0, len(item.tokens))) for item in items]
         if self.attempt(lambda: self.cache.truncate_many([item.seq for item in items], lengths), *self.cut_refusals(items)):
             for item, length in zip(items, lengths):
-                del item.tokens[length:]
+                item.cut(length)
 
     @precondition(lambda self: self.items)
     @rule(data=st.data())
@@ -317,7 +329,7 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data())
     def save_sequence(self, data):
         item, file = self.one(data), io.BytesIO()
-        if (item.seq.blocks < 0).any():
+        if (item.seq.blocks < 0).any() or item.num_exact is not None:
             with pytest.raises(pagedkv.UnsupportedError):
                 item.seq.save(file)
             return
@@ -388,12 +400,12 @@ class Machine(RuleBasedStateMachine):
             name, kind = bytes(event["hash"]), int(event["kind"])
             if kind == 4:
                 self.findable = {key: value for key, value in self.findable.items()
-                                 if event["block"] == -1 and value[1] != event["namespace_id"]}
+                                 if event["block"] == -1 and value[1] != event["namespace"]}
             elif kind == 2:
                 assert self.findable.pop(name)[0] == event["block"]
             else:
                 assert (name in self.findable) == (kind == 3)
-                self.findable[name] = (int(event["block"]), int(event["namespace_id"]))
+                self.findable[name] = (int(event["block"]), int(event["namespace"]))
 
     def teardown(self):
         if hasattr(self, "cache"):
