@@ -1,6 +1,6 @@
 #include <cinttypes>
 
-#include "api/abi.h"
+#include "api/traced.h"
 #include "base/public_hash.h"
 
 using namespace pkv;
@@ -36,7 +36,8 @@ pkv_status pkv_sequence_load(pkv_cache *cache, const pkv_snapshot_io *io, const 
     PKV_TRY(read_io(io, false, &given));
     pkv_open_options given_options;
     if (options != nullptr) PKV_TRY(read_struct("options", options, &given_options));
-    return cache->cache->load_sequence(given, options != nullptr ? &given_options : nullptr, stream, out);
+    return traced(*cache->cache, TraceCall::kLoad,
+                  cache->cache->load_sequence(given, options != nullptr ? &given_options : nullptr, stream, out));
   });
 }
 
@@ -55,7 +56,7 @@ pkv_status pkv_prefix_load(pkv_cache *cache, const pkv_snapshot_io *io, pkv_stre
     pkv_snapshot_io given;
     PKV_TRY(read_io(io, false, &given));
     int64_t num_blocks = 0;
-    PKV_TRY(cache->cache->load_prefixes(given, stream, &num_blocks));
+    PKV_TRY(traced(*cache->cache, TraceCall::kLoad, cache->cache->load_prefixes(given, stream, &num_blocks)));
     if (out_num_blocks != nullptr) *out_num_blocks = num_blocks;
     return PKV_OK;
   });
@@ -68,7 +69,8 @@ pkv_status pkv_block_hash(const uint8_t *parent, uint64_t namespace_id, const in
     PKV_TRY(check_pointer("out", out));
     if (num_tokens < 0) return fail(PKV_INVALID_ARGUMENT, "num_tokens is %" PRId64 ", negative", num_tokens);
     for (int64_t i = 0; i < num_tokens; ++i) {
-      if (tokens[i] < 0) return fail(PKV_INVALID_ARGUMENT, "tokens[%" PRId64 "] is %" PRId64 ", negative", i, tokens[i]);
+      if (tokens[i] >= 0) continue;
+      return fail(PKV_INVALID_ARGUMENT, "tokens[%" PRId64 "] is %" PRId64 ", negative", i, tokens[i]);
     }
     PublicHash parent_hash = {};
     if (parent != nullptr) std::memcpy(parent_hash.data(), parent, parent_hash.size());

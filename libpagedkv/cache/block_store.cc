@@ -77,17 +77,19 @@ void BlockStore::change_owner(int32_t block, uint32_t namespace_index) {
 
 void BlockStore::hit(const int32_t *blocks, int64_t count) {
   OwnerOfRun owner(&namespaces_);
+  int64_t sum = reuse_distance_sum_.load(std::memory_order_relaxed);
   for (int64_t i = 0; i < count; ++i) {
     const int32_t block = blocks[i];
     const uint32_t distance = clock_ - last_uses_[block];
     std::atomic<int64_t> &uses = reuse_distance_[distance < 2 ? 0 : 31 - __builtin_clz(distance)];
     uses.store(uses.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-    reuse_distance_sum_.store(reuse_distance_sum_.load(std::memory_order_relaxed) + distance, std::memory_order_relaxed);
+    sum += distance;
     last_uses_[block] = ++clock_;
     BlockRecord &record = records_[block];
     if (record.holders++ == 0) leave_cached(block, owner.of(record));
     eviction_.count_hit(block);
   }
+  reuse_distance_sum_.store(sum, std::memory_order_relaxed);
 }
 
 void BlockStore::release(const int32_t *blocks, int64_t count, uint32_t level) {

@@ -7,7 +7,8 @@
 // sequence_batches.cc: many sequences in one call. acceptance.cc, shift.cc: rows moved inside a sequence. window.cc: cuts,
 // and what a sliding window gives back. partial_reuse.cc: hits inside a block. quotas.cc: what namespaces may have.
 // prefixes.cc: prefixes without a sequence, pins, retention. snapshot_save.cc, snapshot_load.cc, prefix_tree.cc:
-// snapshots. audit.cc: check and explain. explain_sequence.cc: the same for a sequence. record.cc: recording of calls.
+// snapshots. audit.cc: check and explain.
+// explain_sequence.cc: the same for a sequence. record.cc: recording of calls.
 #pragma once
 
 #include <memory>
@@ -261,8 +262,8 @@ class Cache {
     return block_index > 0 && chain.regions.empty() ? previous : enter_scopes(chain, block_index, previous);
   }
   Hash128 enter_scopes(const Chain &chain, int64_t block_index, const Hash128 &previous) const;
-  Hash128 previous_hash(const Sequence &sequence, int64_t block_index) const;
   void name_block(const Chain &chain, const int32_t *table, int64_t block_index);  // for events
+  Hash128 previous_hash(const Sequence &sequence, int64_t block_index) const;
   // A namespace up to this block is no longer what it was when the chain began: the block is not found any more.
   bool is_stale(const Chain &chain, int64_t block_index) const {
     return chain.regions.empty() ? is_over(chain.first) : is_any_over(chain, block_index);

@@ -82,8 +82,10 @@ void Cache::take_prefix(Sequence *sequence, const int32_t *blocks, const OpenIte
   blocks_.hit(blocks, item.num_hit);
   if (item.partial_block != kNoBlock) blocks_.hit(&item.partial_block, 1);
   for (int64_t i = 0; i < count; ++i) {
-    table[first + i] = i < item.num_hit ? blocks[i] : item.partial_block;
-    if (i < item.num_hit && first + i > 0) blocks_.set_child(table[first + i - 1], blocks[i]);
+    const bool is_whole = i < item.num_hit;
+    const int32_t block = is_whole ? blocks[i] : item.partial_block;
+    table[first + i] = block;
+    if (is_whole && first + i > 0) blocks_.set_child(table[first + i - 1], block);
   }
   const int64_t num_tokens = item.num_hit * layout_.block_size() + item.partial_tokens;
   sequence->num_blocks += static_cast<int32_t>(count);

@@ -173,8 +173,9 @@ Status Cache::check_tree_quotas(const std::vector<TreeBlock> &tree) {
     if (record.held + record.planned <= record.quota) continue;
     const int64_t available = std::max<int64_t>(record.quota - record.held, 0);
     status = fail_shortage(PKV_OUT_OF_BLOCKS, record.planned, available, 0,
-                           "the snapshot takes %" PRId64 " blocks and more of namespace %" PRIu64 ", which holds %" PRId64
-                           " of its quota of %" PRId64, record.planned, record.id, record.held, record.quota);
+                           "the snapshot takes %" PRId64 " blocks and more of namespace %" PRIu64
+                           ", which holds %" PRId64 " of its quota of %" PRId64,
+                           record.planned, record.id, record.held, record.quota);
     ++refusals_;
   }
   for (const TreeBlock &node : tree) {  // cached ones are there already: they are kept, not added

@@ -18,6 +18,7 @@ from pagedkv._arrays cimport (
 from pagedkv._attention cimport Rope, attend, move_rows, write_kv
 from pagedkv._batch cimport Batch
 from pagedkv._dlpack cimport DL_UINT, find_device, make_capsule, make_lease
+from pagedkv._events cimport read_events
 from pagedkv._errors import BusyError, InvalidArgumentError
 from pagedkv._errors cimport check
 from pagedkv._prefixes import invalidate, namespace_stats, pin, probe, set_quota, touch
@@ -29,8 +30,8 @@ from pagedkv._snapshot cimport load_prefixes, load_sequence, save_prefixes
 from pagedkv.abi cimport (
     PKV_EVICTION_FIFO, PKV_EVICTION_LFU, PKV_EVICTION_LRU, PKV_EVICTION_PRIORITY, PKV_EVICTION_S3FIFO,
     PKV_EVICTION_SLRU, PKV_OFF, PKV_ON, PKV_STREAM_OF_SEQUENCE, pkv_cache_block_ptr, pkv_cache_check, pkv_cache_create,
-    pkv_cache_destroy, pkv_cache_evict, pkv_cache_explain, pkv_cache_get_stats, pkv_cache_options, pkv_cache_read_events,
-    pkv_cache_reset, pkv_cache_set_kv_scales, pkv_cache_victims, pkv_cache_zero_uncached, pkv_event, pkv_eviction, pkv_layout,
+    pkv_cache_destroy, pkv_cache_evict, pkv_cache_explain, pkv_cache_get_stats, pkv_cache_options,
+    pkv_cache_reset, pkv_cache_set_kv_scales, pkv_cache_victims, pkv_cache_zero_uncached, pkv_eviction, pkv_layout,
     pkv_rope, pkv_sequence_close, pkv_sequence_open, pkv_status, pkv_stream)
 from pagedkv.abi cimport (
     PKV_STATS_JSON, PKV_STATS_PROMETHEUS, pkv_cache_format_stats, pkv_stats_format, pkv_trace_start, pkv_trace_stop)
@@ -43,10 +44,6 @@ cdef dict EVICTIONS = {
     "slru": <int> PKV_EVICTION_SLRU,
     "s3fifo": <int> PKV_EVICTION_S3FIFO,
 }
-# pkv_event.
-EVENT = numpy.dtype([("serial", "u8"), ("kind", "i4"), ("block", "i4"), ("namespace", "u8"), ("hash", "V32"),
-                     ("parent", "V32")])
-cdef int64_t EVENTS_AT_ONCE = 4096
 
 
 @cython.no_gc_clear
@@ -304,24 +301,8 @@ Token sequences over blocks of one device, with a prefix cache.
     def read_events(self, max_events=None):
         """Takes the oldest events, at most max_events of them: a numpy array with the fields serial, kind, block, namespace,
         hash and parent. One thread at a time may read; another one may use the cache meanwhile."""
-        cdef int64_t count = 0, most = 1 << 62
-        cdef int64_t size
-        cdef uintptr_t address
-        if max_events is not None:
-            most = as_int64(max_events, "max_events")
-            if most < 0:
-                raise InvalidArgumentError(f"max_events must not be negative, got {most}")
         self.require_open()
-        pieces = []
-        while True:
-            size = min(most, EVENTS_AT_ONCE)
-            piece = numpy.empty(size, EVENT)
-            address = piece.ctypes.data
-            check(pkv_cache_read_events(self._cache, <pkv_event *> address, size, &count))
-            pieces.append(piece[:count])
-            most -= count
-            if count < size or most == 0:
-                return pieces[0] if len(pieces) == 1 else numpy.concatenate(pieces)
+        return read_events(self, max_events)
 
     # ---- Batches and kernels
 

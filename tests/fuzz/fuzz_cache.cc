@@ -9,6 +9,19 @@
 
 namespace fuzz {
 
+namespace {
+
+void print(const Prompt &prompt) {
+  std::printf(" namespaces");
+  for (const Scope &scope : prompt.scopes) {
+    std::printf(" %llu from %lld", static_cast<unsigned long long>(scope.id), static_cast<long long>(scope.start));
+  }
+  std::printf(", tokens ");
+  for (const int64_t token : prompt.tokens) std::printf("%lld", static_cast<long long>(token));
+}
+
+}  // namespace
+
 uint64_t num_calls = 0;
 bool prints_calls = false;
 
@@ -60,6 +73,7 @@ Driver::Driver(const uint8_t *data, size_t size) : bytes_(data, size) {
     REQUIRE(pkv_batch_create(cache_, &options, &batches_[i]) == PKV_OK);
   }
   model_ = std::make_unique<Model>(cache_, layer, setup_);
+  model_->sequences.reserve(2 * kMostSequences);  // a call that adds some leaves the others where they are
 }
 
 Driver::~Driver() {
@@ -99,19 +113,14 @@ void Driver::run() {
 // For a look at what led to a failure.
 void Driver::print_state(const char *next) const {
   for (const Sequence &sequence : model_->sequences) {
-    std::printf("  sequence %llx, settled %lld, namespaces", static_cast<unsigned long long>(sequence.id),
+    std::printf("  sequence %llx, settled %lld,", static_cast<unsigned long long>(sequence.id),
                 static_cast<long long>(model_->info(sequence).settled_length));
-    for (const Scope &scope : sequence.scopes) {
-      std::printf(" %llu from %lld", static_cast<unsigned long long>(scope.id), static_cast<long long>(scope.start));
-    }
-    std::printf(", tokens ");
-    for (const int64_t token : sequence.tokens) std::printf("%lld", static_cast<long long>(token));
+    print(sequence);
     std::printf(", blocks");
     for (const int32_t block : model_->blocks(sequence)) std::printf(" %d", block);
     std::printf("\n");
   }
   std::printf("%llu. %s\n", static_cast<unsigned long long>(num_calls + 1), next);
-  std::fflush(stdout);
 }
 
 // A refused call has changed no count but that of refusals; OUT_OF_BLOCKS has a reason.
@@ -193,6 +202,11 @@ Prompt Driver::take_prompt() {
   if (prompt.tokens.size() > 100) prompt.tokens.resize(100);
   had_regions_ = had_regions_ || prompt.scopes.size() > 1;
   refresh(&prompt);
+  if (prints_calls) {
+    std::printf("  of the prompt");
+    print(prompt);
+    std::printf("\n");
+  }
   return prompt;
 }
 

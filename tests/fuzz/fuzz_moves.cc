@@ -13,6 +13,9 @@ struct Drafts {
   std::vector<int64_t> parents, depths, kept;
 };
 
+// NEVER_FITS: into a quota.
+bool is_shortage(pkv_status status) { return status == PKV_OUT_OF_BLOCKS || status == PKV_NEVER_FITS; }
+
 }  // namespace
 
 // A step appends a token tree to each of some sequences, and a path of each is kept. In between some are forked, so that
@@ -77,7 +80,7 @@ void Driver::accept() {
                                                  static_cast<int64_t>(ids.size()), kept.data(),
                                                  static_cast<int64_t>(kept.size()), nullptr);
   if (status != PKV_OK) {
-    REQUIRE(is_bad || status == PKV_OUT_OF_BLOCKS || (status == PKV_INVALID_ARGUMENT && setup_.window > 0));
+    REQUIRE(is_bad || is_shortage(status) || (status == PKV_INVALID_ARGUMENT && setup_.window > 0));
     check_refusal(status);
   } else {
     REQUIRE(!is_bad);
@@ -118,7 +121,7 @@ void Driver::shift() {
       pkv_sequence_shift(cache_, sequence.id, start, is_bad ? sequence.length() - start + 1 : count, nullptr);
   if (status != PKV_OK) {
     REQUIRE(status == PKV_UNSUPPORTED ? !setup_.has_rope
-                                      : is_bad || status == PKV_OUT_OF_BLOCKS || may_refuse_cut(sequence, status));
+                                      : is_bad || is_shortage(status) || may_refuse_cut(sequence, status));
     return check_refusal(status);
   }
   REQUIRE(!is_bad);

@@ -68,7 +68,9 @@ void Driver::invalidate() {
   ++model_->epochs[id];
   const auto is_of_namespace = [&](const Pin &pin) {
     for (int64_t i = 0; i < pin.num_tokens / setup_.block_size; ++i) {
-      if (model_->scope_of(pin.prompt, i).id == id) return true;
+      for (const Scope &scope : model_->scopes_of(pin.prompt, i)) {
+        if (scope.id == id) return true;
+      }
     }
     return false;
   };
@@ -76,7 +78,7 @@ void Driver::invalidate() {
   REQUIRE(model_->stats().uncached_blocks - before_.uncached_blocks == count);
   for (Prompt prompt : past_) {
     refresh(&prompt);
-    if (model_->scope_of(prompt, 0).id == id) REQUIRE(probe(cache_, prompt) == 0);
+    for (const Scope &scope : model_->scopes_of(prompt, 0)) REQUIRE(scope.id != id || probe(cache_, prompt) == 0);
   }
 }
 

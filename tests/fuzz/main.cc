@@ -61,6 +61,7 @@ int main(int argc, char **argv) {
                                                                 : nullptr;
     if (std::strcmp(argv[i], "--print") == 0) {
       fuzz::prints_calls = true;
+      std::setvbuf(stdout, nullptr, _IONBF, 0);
     } else if (number != nullptr && i + 1 < argc) {
       *number = std::strtoull(argv[++i], nullptr, 10);
     } else if (!run_file(argv[i])) {

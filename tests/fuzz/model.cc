@@ -133,15 +133,22 @@ int64_t probe(const pkv_cache *cache, const Prompt &prompt) {
   return num_cached;
 }
 
-const Scope &Model::scope_of(const Prompt &prompt, int64_t block_index) const {
-  size_t i = prompt.scopes.size() - 1;
-  while (prompt.scopes[i].start / setup_.block_size > block_index) --i;
-  return prompt.scopes[i];
+std::vector<Scope> Model::scopes_of(const Prompt &prompt, int64_t block_index) const {
+  std::vector<Scope> found;
+  for (const Scope &scope : prompt.scopes) {
+    const int64_t first_block = scope.start / setup_.block_size;
+    if (first_block > block_index) break;
+    if (!found.empty() && found.back().id == scope.id) continue;  // changes nothing
+    if (!found.empty() && found.back().start / setup_.block_size < block_index) found.clear();
+    found.push_back(scope);
+  }
+  return found;
 }
 
 uint64_t Model::make_row(const Prompt &prompt, int64_t position, uint64_t previous, int64_t token) const {
-  const Scope &scope = scope_of(prompt, position / setup_.block_size);
-  return mix(mix(mix(previous, scope.id), scope.epoch), static_cast<uint64_t>(token));
+  uint64_t row = previous;
+  for (const Scope &scope : scopes_of(prompt, position / setup_.block_size)) row = mix(mix(row, scope.id), scope.epoch);
+  return mix(row, static_cast<uint64_t>(token));
 }
 
 std::vector<uint64_t> Model::make_rows(const Prompt &prompt) const {
@@ -230,9 +237,10 @@ int64_t Model::least_cached(const Prompt &prompt) const {
   if (!setup_.has_prefix_cache || prompt.tokens.empty()) return 0;
   const std::vector<uint64_t> rows = make_rows(prompt);
   int64_t least = 0, num_findable = 0;
+  const auto is_stale = [this](const Scope &scope) { return scope.epoch != epochs[scope.id]; };
   for (; num_findable + 1 < static_cast<int64_t>(rows.size()); ++num_findable) {
-    const Scope &scope = scope_of(prompt, num_findable / setup_.block_size);
-    if (scope.epoch != epochs[scope.id]) break;  // invalidated since
+    const std::vector<Scope> scopes = scopes_of(prompt, num_findable / setup_.block_size);
+    if (std::any_of(scopes.begin(), scopes.end(), is_stale)) break;
   }
   for (const Sequence &sequence : sequences) {
     const int64_t most = std::min({info(sequence).settled_length, sequence.num_exact, num_findable});

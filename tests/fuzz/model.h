@@ -87,7 +87,8 @@ class Model {
   std::array<uint64_t, kNumNamespaces> epochs = {};
   std::array<int64_t, kNumNamespaces> quotas = {};
 
-  const Scope &scope_of(const Prompt &prompt, int64_t block_index) const;
+  // The namespaces that begin in a block, or the one that it lies in; the last one is its own.
+  std::vector<Scope> scopes_of(const Prompt &prompt, int64_t block_index) const;
   std::vector<uint64_t> make_rows(const Prompt &prompt) const;
   // The row of a token that stands at a position behind another row; position 0 is behind 0.
   uint64_t make_row(const Prompt &prompt, int64_t position, uint64_t previous, int64_t token) const;

@@ -39,12 +39,17 @@ void Router::apply(const pkv_event &event) {
 
 std::vector<int32_t> Router::find(const Model &model, const Prompt &prompt, int64_t block_size) const {
   std::vector<int32_t> found;
-  Hash hash;
+  Hash hash = {};
   for (int64_t end = block_size; end < static_cast<int64_t>(prompt.tokens.size()); end += block_size) {
-    const uint64_t namespace_id = model.scope_of(prompt, end / block_size - 1).id;
-    const Hash parent = hash;
-    REQUIRE(pkv_block_hash(found.empty() ? nullptr : parent.data(), namespace_id, &prompt.tokens[end - block_size],
-                           block_size, hash.data()) == PKV_OK);
+    std::vector<Scope> scopes = model.scopes_of(prompt, end / block_size - 1);
+    const uint64_t own = scopes.back().id;
+    scopes.pop_back();
+    const auto extend = [&](uint64_t namespace_id, const int64_t *tokens, int64_t num_tokens) {
+      const Hash parent = hash;
+      REQUIRE(pkv_block_hash(parent.data(), namespace_id, tokens, num_tokens, hash.data()) == PKV_OK);
+    };
+    for (const Scope &scope : scopes) extend(scope.id, nullptr, 0);
+    extend(own, &prompt.tokens[end - block_size], block_size);
     const auto place = places_.find(hash);
     if (place == places_.end()) break;
     found.push_back(place->second.block);

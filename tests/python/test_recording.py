@@ -322,3 +322,20 @@ def test_the_table_of_calls_is_that_of_the_document(request):
     text = (request.config.rootpath / "docs" / "trace-formats.md").read_text()
     for code, (name, _, _) in CALLS.items():
         assert f"| {code} | `{name}` |" in text
+
+
+def test_a_loaded_snapshot_ends_a_replay(capsys, path, tmp_path):
+    with make_cache() as cache:
+        with cache.open(range(9)) as sequence:
+            sequence.append(range(9))
+        cache.save(tmp_path / "prefixes")
+        cache.reset()
+        cache.trace_start(path)
+        with pytest.raises(pagedkv.PagedKVError):
+            cache.load(tmp_path / "none")
+        cache.trace_stop()
+        assert replay(capsys, path)["skipped_calls"] == 1
+        cache.trace_start(path)
+        assert cache.load(tmp_path / "prefixes") == 2
+        cache.trace_stop()
+    assert "a snapshot was loaded here" in fail(capsys, "replay", path)
