@@ -14,9 +14,9 @@ prepare) by sequence; of an admission (open and prepare) and of a release (close
 import argparse
 import datetime
 import json
+import pathlib
 import statistics
 import sys
-import pathlib
 
 from manager import BLOCK_SIZE, LAYOUT, clock, make_text
 import numpy as np
@@ -57,7 +57,9 @@ def measure_pool(num_blocks):
         admit(cache, batch, make_text(rng, count)).close()
     resident = read_resident_bytes() - before
     row = measure(cache, batch, live, [make_text(rng, FILL_TOKENS) for _ in range(200)])
-    return report_row({"num_blocks": num_blocks, "bytes_per_block": round(resident / num_blocks), **row})
+    # Smaller pools take what others have given back to the process.
+    bytes_per_block = round(resident / num_blocks) if num_blocks >= 100_000 else None
+    return report_row({"num_blocks": num_blocks, "bytes_per_block": bytes_per_block, **row})
 
 
 def measure_sequence(length):
@@ -65,7 +67,7 @@ def measure_sequence(length):
     cache = pagedkv.Cache(LAYOUT, num_blocks=400_000, device="host")
     batch = cache.batch(max_sequences=64, max_tokens=1 << 20)
     live = [admit(cache, batch, make_text(rng, length)) for _ in range(4)]
-    texts = [make_text(rng, length) for _ in range(max(5, min(200, 4_000_000 // length)))]
+    texts = [make_text(rng, length) for _ in range(max(12, min(200, 4_000_000 // length)))]
     for text in texts[:3]:
         admit(cache, batch, text).close()
     return report_row({"length": length, **measure(cache, batch, live, texts[3:] or texts)})

@@ -45,6 +45,8 @@ def make_tables():
         "replay-prefix": make_prefix(replay),
         "replay-conditions": make_conditions(replay),
         "host-kernels": make_host_kernels(load_newest("host-kernels")),
+        "manager-peers": make_manager_peers(load_newest("manager-peers")),
+        "manager-growth": make_manager_growth(load_newest("manager-growth")),
         "cuda-support": make_cuda_support(),
         "cuda-kernels": make_cuda_kernels(load_newest("cuda-kernels")),
     }
@@ -52,7 +54,7 @@ def make_tables():
 
 def load_newest(kind):
     """The results of the latest date: names are KIND-DATE.json."""
-    path = sorted(RESULTS.glob(f"{kind}-*.json"))[-1]
+    path = sorted(RESULTS.glob(f"{kind}-[0-9]*.json"))[-1]
     report = json.loads(path.read_text(encoding="utf-8"))
     report["file"] = str(path.relative_to(ROOT))
     return report
@@ -118,6 +120,41 @@ def make_host_kernels(report):
     return (f"{format_table(header, rows)}\nOn {report['date']}, commit {report['commit']}, {threads}, on a machine of "
             f"{machine['processors']} processors ({machine['processor']}) of which one copies "
             f"{report['copy_gb_per_s']['fastest']:.1f} GB/s, read and written.\n")
+
+
+def make_manager_peers(report):
+    header = ["operation", "pagedkv, p50 / p99", "best peer", "its p50 / p99", "ratio, p50 / p99 / mean"]
+    rows = []
+    for row in report["rows"]:
+        ratio = row["ratio"]
+        rows.append([row["name"], microseconds(row["ours"]), row["best_peer"], microseconds(row["best"]),
+                     "void" if ratio["p50"] is None else " / ".join(f"{ratio[key]:.3f}" for key in ratio)])
+    machine = report["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in report["peers"].items() if name != "pagedkv")
+    return (f"{format_table(header, rows)}\nIn microseconds, on one core of {machine['processors']} ({machine['processor']}), "
+            f"on {report['date']}, commit {report['commit']}, through the Python API, beside {versions}, in one run by turns, "
+            f"with other work on the machine (load {machine['load']}): `{report['file']}`.\n")
+
+
+def make_manager_growth(report):
+    header = ["", "decode step, by sequence", "admission, by block", "release, by block", "memory, by block"]
+    rows = [[f"pool of {count(row['num_blocks'])} blocks", *growth_cells(row),
+             f"{row['bytes_per_block']} bytes" if row["bytes_per_block"] else "-"]
+            for row in report["pool"]]
+    rows += [[f"sequences of {count(row['length'])} tokens", *growth_cells(row), "-"] for row in report["sequence"]]
+    machine = report["machine"]
+    return (f"{format_table(header, rows)}\nOn {report['date']}, commit {report['commit']}, {machine['processors']} processors "
+            f"({machine['processor']}), load {machine['load']}, through the Python API: `{report['file']}`. The memory is what "
+            "became resident, tables of the batch and of the pool included.\n")
+
+
+def growth_cells(row):
+    return [f"{row[key]:.0f} ns" for key in ("decode_ns", "admit_ns", "release_ns")]
+
+
+def microseconds(figures):
+    return " / ".join(f"{figures[key]:.2f}" if figures[key] < 10 else f"{figures[key]:.1f}" if figures[key] < 100
+                      else f"{figures[key]:,.0f}" for key in ("p50_us", "p99_us"))
 
 
 def make_cuda_support():

@@ -69,6 +69,11 @@ pkv_status pkv_sequences_open(pkv_cache *cache, const int64_t *tokens, int64_t n
     std::vector<pkv_open_options> copies;
     const pkv_open_options *given = nullptr;
     PKV_TRY(read_options(options, num_sequences, &copies, &given));
+    std::vector<int64_t> num_cached;  // recorded whether the caller wants them or not
+    if (out_num_cached == nullptr && cache->cache->trace().is_recording() && num_sequences > 0) {
+      num_cached.resize(static_cast<size_t>(num_sequences));
+      out_num_cached = num_cached.data();
+    }
     return traced(*cache->cache, TraceCall::kOpenMany,
                   cache->cache->open_many(tokens, num_tokens, counts, num_sequences, given, out, out_num_cached),
                   array_of(tokens, num_tokens), array_of(counts, num_sequences), array_of(given, num_sequences),
@@ -137,10 +142,9 @@ pkv_status pkv_sequences_accept(pkv_cache *cache, const pkv_sequence *sequences,
     PKV_TRY(check_array("num_drafts", num_drafts, num_sequences));
     PKV_TRY(check_array("num_kept", num_kept, num_sequences));
     PKV_TRY(check_array("kept", kept, num_kept_tokens));
-    return traced(
-        *cache->cache, TraceCall::kAccept,
-        cache->cache->accept(sequences, num_drafts, num_kept, num_sequences, kept, num_kept_tokens, stream),
-        array_of(sequences, num_sequences), array_of(num_drafts, num_sequences), array_of(num_kept, num_sequences),
-        array_of(kept, num_kept_tokens));
+    return traced(*cache->cache, TraceCall::kAccept,
+                  cache->cache->accept(sequences, num_drafts, num_kept, num_sequences, kept, num_kept_tokens, stream),
+                  array_of(sequences, num_sequences), array_of(num_drafts, num_sequences),
+                  array_of(num_kept, num_sequences), array_of(kept, num_kept_tokens));
   });
 }

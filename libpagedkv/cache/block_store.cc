@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cassert>
-#include <cinttypes>
 #include <new>
 
 #include "base/tokens.h"
@@ -146,6 +145,8 @@ int64_t BlockStore::follow_hints(int32_t previous, const int64_t *tokens, int64_
 
 void BlockStore::set_hashes(const int32_t *blocks, const Hash128 *parents, const Hash128 *hashes, int64_t count,
                             bool is_stale) {
+  uint32_t clock = clock_;
+  int64_t num_registered = 0;
   for (int64_t i = 0; i < count; ++i) {
     const int32_t block = blocks[i];
     BlockRecord &record = records_[block];
@@ -160,13 +161,15 @@ void BlockStore::set_hashes(const int32_t *blocks, const Hash128 *parents, const
     record.is_registered = twin == kNoBlock;
     retention_.forget_level(block);
     if (twin == kNoBlock) {
-      last_uses_[block] = ++clock_;
-      ++registrations_;
+      last_uses_[block] = ++clock;
+      ++num_registered;
       if (events_ != nullptr && !is_stale) events_->tell_stored(block, namespace_id(block));
     } else {
       add_duplicate(twin, block);
     }
   }
+  clock_ = clock;
+  registrations_ += num_registered;
 }
 
 void BlockStore::add_duplicate(int32_t twin, int32_t block) {
@@ -390,107 +393,6 @@ void BlockStore::free_to_pool(const int32_t *blocks, int64_t count) {
   assert(status == PKV_OK);
   (void)status;
   num_uncached_ += count;
-}
-
-Status BlockStore::validate() const {
-  PKV_TRY(pool_->validate());
-  int64_t num_uncached = 0, num_cached = 0, num_indexed = 0, num_duplicates = 0, num_linked = 0;
-  for (int32_t block = 0; block < num_blocks(); ++block) {
-    const BlockRecord &record = records_[block];
-    const bool is_free = pool_->is_free(block);
-    if (record.scratch != 0) return fail(PKV_INTERNAL, "block %d has scratch %u left", block, record.scratch);
-    if (is_free != (record.holders == 0 && !record.is_registered)) {
-      return fail(PKV_INTERNAL, "block %d has %d holders, is %sregistered, and is %sfree in the pool", block,
-                  record.holders, record.is_registered ? "" : "not ", is_free ? "" : "not ");
-    }
-    if (record.holders < 0 || (record.is_registered && !record.is_hashed) || (is_free && record.is_hashed)) {
-      return fail(PKV_INTERNAL, "block %d is in no legal state", block);
-    }
-    num_uncached += is_free;
-    num_cached += is_cached(block);
-    num_indexed += record.is_registered;
-    num_duplicates += record.is_hashed && !record.is_registered;
-    if (record.is_registered && find(record.hash, tokens(block)) != block) {
-      return fail(PKV_INTERNAL, "block %d is registered, but the index does not give it", block);
-    }
-    if (!record.is_registered) continue;
-    int32_t previous = block;
-    for (int32_t twin = record.duplicates; twin != kNoBlock; twin = records_[twin].next) {
-      const BlockRecord &duplicate = records_[twin];
-      if (duplicate.previous != previous || !duplicate.is_hashed || duplicate.is_registered ||
-          duplicate.hash != record.hash || duplicate.holders == 0) {
-        return fail(PKV_INTERNAL, "block %d is no proper duplicate of block %d", twin, block);
-      }
-      previous = twin;
-      ++num_linked;
-    }
-  }
-  if (num_duplicates != num_linked) {
-    return fail(PKV_INTERNAL, "%" PRId64 " duplicates, but %" PRId64 " are linked", num_duplicates, num_linked);
-  }
-  if (num_uncached != num_uncached_ || num_cached != num_cached_ || pool_->num_free() != num_uncached_) {
-    return fail(PKV_INTERNAL,
-                "counted %" PRId64 " uncached and %" PRId64 " cached blocks, but the counters say %" PRId64
-                " and %" PRId64 ", the pool %" PRId64,
-                num_uncached, num_cached, num_uncached_, num_cached_, pool_->num_free());
-  }
-  PKV_TRY(eviction_.validate([this](int32_t block) { return retention_.level_of(block); }, num_cached_));
-  PKV_TRY(retention_.validate());
-  PKV_TRY(validate_namespaces());
-  if (!index_.validate(num_indexed, [&](int32_t block) { return records_[block].hash; })) {
-    return fail(PKV_INTERNAL, "the index does not hold the %" PRId64 " registered blocks, each where its hash leads",
-                num_indexed);
-  }
-  return PKV_OK;
-}
-
-Status BlockStore::validate_namespaces() const {
-  std::vector<NamespaceRecord> counted(namespaces_.num_records());
-  for (int32_t block = 0; block < num_blocks(); ++block) {
-    const BlockRecord &record = records_[block];
-    const uint32_t index = record.namespace_index;
-    const bool is_used = record.holders > 0 || record.is_registered;
-    if (is_used != (index != kNoNamespace) ||
-        (is_used && (index >= counted.size() || !namespaces_[index].is_live))) {
-      return fail(PKV_INTERNAL, "block %d counts for namespace record %u, with %d holders", block, index, record.holders);
-    }
-    if (!is_used) continue;
-    ++(record.holders > 0 ? counted[index].held : counted[index].cached);
-    if (record.is_stale && (record.holders == 0 || !record.is_hashed)) {
-      return fail(PKV_INTERNAL, "block %d is stale, but not held with a hash", block);
-    }
-  }
-  int64_t num_live = 0;
-  for (uint32_t index = 0; index < counted.size(); ++index) {
-    const NamespaceRecord &record = namespaces_[index];
-    num_live += record.is_live;
-    if (record.held != counted[index].held || record.cached != counted[index].cached || record.planned != 0) {
-      return fail(PKV_INTERNAL, "namespace %" PRIu64 " has %" PRId64 " held and %" PRId64 " cached blocks, counted %" PRId64
-                  " and %" PRId64 "; %" PRId64 " planned", record.id, record.held, record.cached, counted[index].held,
-                  counted[index].cached, record.planned);
-    }
-    if (record.is_live && namespaces_.find(record.id) != index) {
-      return fail(PKV_INTERNAL, "namespace %" PRIu64 " is not found by its id", record.id);
-    }
-    int64_t num_owned = 0;
-    int32_t previous = kNoBlock;
-    for (int32_t block = record.first_own; block != kNoBlock; block = owned_links_[block].next) {
-      if (owned_links_[block].previous != previous || records_[block].namespace_index != index || !is_cached(block) ||
-          ++num_owned > record.cached) {
-        return fail(PKV_INTERNAL, "the list of namespace %" PRIu64 " breaks at block %d", record.id, block);
-      }
-      previous = block;
-    }
-    if (record.quota != 0 && (num_owned != record.cached || previous != record.last_own)) {
-      return fail(PKV_INTERNAL, "the list of namespace %" PRIu64 " has %" PRId64 " of its %" PRId64 " cached blocks",
-                  record.id, num_owned, record.cached);
-    }
-  }
-  if (num_live != namespaces_.num_live()) {
-    return fail(PKV_INTERNAL, "%" PRId64 " namespaces are live, but %" PRId64 " are counted", num_live,
-                namespaces_.num_live());
-  }
-  return PKV_OK;
 }
 
 }  // namespace pkv

@@ -1,0 +1,73 @@
+// Settling: tokens that are known and certain, and the hashes of the blocks that they complete.
+#include <algorithm>
+
+#include "cache/cache.h"
+
+namespace pkv {
+
+// Moves settled_length over the known tokens behind it and gives the blocks that it completes their hash. Those among
+// them that hold tokens from position `first_new` on are added to hashed_blocks, if it is given.
+void Cache::settle(Sequence *sequence, int64_t first_new, std::vector<HashedBlock> *hashed_blocks) {
+  const int32_t block_size = layout_.block_size();
+  int64_t position = sequence->settled_length;
+  while (position < sequence->length) {
+    const int64_t *row = blocks_.tokens(sequence->table[position / block_size]);
+    const int64_t start = position - position % block_size;
+    const int64_t end = std::min<int64_t>(start + block_size, sequence->length);
+    while (position < end && row[position - start] >= 0) ++position;
+    if (position < end) break;
+  }
+  settle_to(sequence, position, first_new, hashed_blocks);
+}
+
+// The same where the tokens below `position` are known to be settled.
+void Cache::settle_to(Sequence *sequence, int64_t position, int64_t first_new,
+                      std::vector<HashedBlock> *hashed_blocks) {
+  const int64_t first = block_math_.index_of(sequence->settled_length);
+  const int64_t end = block_math_.index_of(std::min(position, sequence->exact_length));
+  sequence->settled_length = position;
+  if (!prefix_caching_ || first >= end) return;
+  const int32_t *table = sequence->table.data();
+  const Chain &chain = sequence->chain;
+  const int64_t first_reported = hashed_blocks == nullptr ? end : block_math_.index_of(first_new);
+  int32_t blocks[kSettledRun];  // a run of blocks to register
+  Hash128 parents[kSettledRun], hashes[kSettledRun];
+  Hash128 hash = previous_hash(*sequence, first);
+  for (int64_t i = first; i < end;) {
+    // An event names its block's parent, which is told by the block named last.
+    const int64_t run_end = std::min(end, events_ != nullptr ? i + 1 : i + kSettledRun);
+    const bool was_stale = is_stale(chain, i);
+    int64_t count = 0, num_unreported = 0;
+    for (; i < run_end; ++i) {
+      const int32_t block = table[i];
+      const BlockRecord &record = blocks_.record(block);
+      if (i > 0) blocks_.set_child(table[i - 1], block);
+      const Hash128 parent = chain_hash(chain, i, hash);
+      if (record.is_hashed) {  // a fork that shares the block has settled it already; its hash is the same
+        hash = record.hash;
+        continue;
+      }
+      if (!chain.regions.empty() && is_stale(chain, i) != was_stale) break;  // starts a run of its own
+      if (events_ != nullptr) name_block(chain, table, i);
+      hash = hasher_.extend(parent, blocks_.tokens(block));
+      blocks_.prefetch_hash(hash);
+      blocks[count] = block;
+      parents[count] = parent;
+      hashes[count++] = hash;
+      num_unreported += i < first_reported;
+    }
+    blocks_.set_hashes(blocks, parents, hashes, count, was_stale);
+    if (partial_index_ != nullptr) {
+      for (int64_t j = 0; j < count; ++j) note_registered(blocks[j], parents[j]);
+    }
+    if (num_unreported == count) continue;
+    size_t place = hashed_blocks->size();
+    hashed_blocks->resize(place + static_cast<size_t>(count - num_unreported));
+    for (int64_t j = num_unreported; j < count; ++j, ++place) {
+      (*hashed_blocks)[place].block = blocks[j];  // in place: a copy of the pair would wait for its parts
+      (*hashed_blocks)[place].hash = hashes[j];
+    }
+  }
+}
+
+}  // namespace pkv
