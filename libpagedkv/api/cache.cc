@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "api/traced.h"
+#include "attention/attention.h"
 #include "backend/backend.h"
 #include "cache/format_stats.h"
 
@@ -77,6 +78,25 @@ Status choose_num_blocks(const pkv_cache_options &options, uint64_t block_bytes,
   return PKV_OK;
 }
 
+// What sequences do beyond the plain: a window, hits inside a block, shifts.
+Status read_sequence_options(const pkv_cache_options &given, CacheOptions *out) {
+  if (given.window < 0) return fail(PKV_INVALID_ARGUMENT, "window is %" PRId64 ", negative", given.window);
+  if (given.sinks < 0) return fail(PKV_INVALID_ARGUMENT, "sinks is %" PRId64 ", negative", given.sinks);
+  if (given.sinks > 0 && given.window == 0) {
+    return fail(PKV_INVALID_ARGUMENT, "sinks is %" PRId64 ", but there is no window", given.sinks);
+  }
+  out->window = given.window;
+  out->sinks = given.sinks;
+  PKV_TRY(read_toggle("partial_reuse", given.partial_reuse, false, &out->partial_reuse));
+  if (given.rope == nullptr) return PKV_OK;
+  pkv_rope rope = {};
+  PKV_TRY(read_struct("rope", given.rope, &rope));
+  if (rope.cos_sin != nullptr) {
+    return fail(PKV_UNSUPPORTED, "rope has cos_sin: a cache rotates by base alone, at any distance");
+  }
+  return read_rope(rope, out->layout.describe_kv(0).head_dim, &out->rope);
+}
+
 }  // namespace
 
 pkv_status pkv_layout_describe(const pkv_layout *layout, pkv_layout_info *out) {
@@ -121,6 +141,7 @@ pkv_status pkv_cache_create(const pkv_cache_options *options, pkv_cache **out) {
     PKV_TRY(check_eviction(given.eviction));
     cache_options.eviction = given.eviction;
     cache_options.hash_seed = given.hash_seed;
+    PKV_TRY(read_sequence_options(given, &cache_options));
     if (given.low_water < 0) return fail(PKV_INVALID_ARGUMENT, "low_water is %" PRId64 ", negative", given.low_water);
     cache_options.low_water = given.low_water;
     if (given.event_capacity < 0 || given.event_capacity > kMaxEvents) {

@@ -69,7 +69,8 @@ pkv_status pkv_block_hash(const uint8_t *parent, uint64_t namespace_id, const in
     PKV_TRY(check_pointer("out", out));
     if (num_tokens < 0) return fail(PKV_INVALID_ARGUMENT, "num_tokens is %" PRId64 ", negative", num_tokens);
     for (int64_t i = 0; i < num_tokens; ++i) {
-      if (tokens[i] < 0) return fail(PKV_INVALID_ARGUMENT, "tokens[%" PRId64 "] is %" PRId64 ", negative", i, tokens[i]);
+      if (tokens[i] >= 0) continue;
+      return fail(PKV_INVALID_ARGUMENT, "tokens[%" PRId64 "] is %" PRId64 ", negative", i, tokens[i]);
     }
     PublicHash parent_hash = {};
     if (parent != nullptr) std::memcpy(parent_hash.data(), parent, parent_hash.size());

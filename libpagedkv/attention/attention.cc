@@ -161,24 +161,11 @@ Status read_rows(const pkv_tensor &k, const pkv_tensor &v, const PagedKv &kv, in
 
 constexpr float kDefaultRopeBase = 10000;
 
-Status read_rope(const pkv_rope &rope, const PagedKv &kv, const StepTables &tables, pkv_dtype dtype, RopeParams *out) {
-  const int32_t rotary_dim = rope.rotary_dim == 0 ? kv.head_dim : rope.rotary_dim;
-  if (rotary_dim < 0 || rotary_dim > kv.head_dim || rotary_dim % 2 != 0) {
-    return fail(PKV_INVALID_ARGUMENT, "rotary_dim is %d, not even and up to head_dim, %d", rope.rotary_dim, kv.head_dim);
-  }
-  PKV_TRY(check_toggle("interleaved", rope.interleaved));
-  if (!std::isfinite(rope.base) || rope.base < 0) {
-    return fail(PKV_INVALID_ARGUMENT, "base is %g, not finite and positive", static_cast<double>(rope.base));
-  }
-  if (!is_float_dtype(dtype)) {
-    return fail(PKV_INVALID_ARGUMENT, "k has dtype %s, which rope cannot rotate", name_or_unknown(dtype));
-  }
-  out->rotary_dim = rotary_dim;
-  out->is_interleaved = rope.interleaved == PKV_ON;
-  out->base = static_cast<double>(rope.base == 0 ? kDefaultRopeBase : rope.base);
+// The table of a rope, if it has one: it must reach to every position of the step.
+Status read_angles(const pkv_rope &rope, const StepTables &tables, RopeParams *out) {
   if (rope.cos_sin == nullptr) return PKV_OK;
   Rows rows;
-  PKV_TRY(check_float32("cos_sin", *rope.cos_sin, {-1, rotary_dim}, &rows));
+  PKV_TRY(check_float32("cos_sin", *rope.cos_sin, {-1, out->rotary_dim}, &rows));
   if (tables.max_position >= rope.cos_sin->shape[0]) {
     return fail(PKV_INVALID_ARGUMENT, "cos_sin has %" PRId64 " positions, but the step goes to %" PRId64,
                 rope.cos_sin->shape[0], tables.max_position);
@@ -190,11 +177,32 @@ Status read_rope(const pkv_rope &rope, const PagedKv &kv, const StepTables &tabl
 
 }  // namespace
 
+Status read_rope(const pkv_rope &rope, int32_t head_dim, RopeParams *out) {
+  const int32_t rotary_dim = rope.rotary_dim == 0 ? head_dim : rope.rotary_dim;
+  if (rotary_dim < 0 || rotary_dim > head_dim || rotary_dim % 2 != 0) {
+    return fail(PKV_INVALID_ARGUMENT, "rotary_dim is %d, not even and up to head_dim, %d", rope.rotary_dim, head_dim);
+  }
+  PKV_TRY(check_toggle("interleaved", rope.interleaved));
+  if (!std::isfinite(rope.base) || rope.base < 0) {
+    return fail(PKV_INVALID_ARGUMENT, "base is %g, not finite and positive", static_cast<double>(rope.base));
+  }
+  out->rotary_dim = rotary_dim;
+  out->is_interleaved = rope.interleaved == PKV_ON;
+  out->base = static_cast<double>(rope.base == 0 ? kDefaultRopeBase : rope.base);
+  return PKV_OK;
+}
+
 Status write_kv(Backend *backend, const PagedKv &kv, const StepTables &tables, const pkv_tensor &k,
                 const pkv_tensor &v, const pkv_rope *rope, pkv_stream stream) {
   WriteKvParams params = {};
   PKV_TRY(read_rows(k, v, kv, tables.num_tokens, &params));
-  if (rope != nullptr) PKV_TRY(read_rope(*rope, kv, tables, k.dtype, &params.rope));
+  if (rope != nullptr) {
+    PKV_TRY(read_rope(*rope, kv.head_dim, &params.rope));
+    if (!is_float_dtype(k.dtype)) {
+      return fail(PKV_INVALID_ARGUMENT, "k has dtype %s, which rope cannot rotate", name_or_unknown(k.dtype));
+    }
+    PKV_TRY(read_angles(*rope, tables, &params.rope));
+  }
   if (tables.num_tokens == 0) return PKV_OK;
   params.slot_mapping = tables.slot_mapping;
   params.positions = tables.positions;

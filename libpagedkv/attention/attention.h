@@ -6,6 +6,9 @@
 
 namespace pkv {
 
+// A rope without its table of angles.
+Status read_rope(const pkv_rope &rope, int32_t head_dim, RopeParams *out);
+
 // k, v: one row per token of the step. rope may be null.
 Status write_kv(Backend *backend, const PagedKv &kv, const StepTables &tables, const pkv_tensor &k,
                 const pkv_tensor &v, const pkv_rope *rope, pkv_stream stream);

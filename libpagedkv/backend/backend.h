@@ -70,6 +70,7 @@ class Backend {
   virtual uint64_t attend_workspace_bytes(int32_t head_dim) = 0;
 
   virtual Status copy_blocks(const CopyBlocksParams &params, pkv_stream stream) = 0;
+  virtual Status move_rows(const MoveRowsParams &params, pkv_stream stream) = 0;
   virtual Status zero_blocks(const ZeroBlocksParams &params, pkv_stream stream) = 0;
   virtual Status write_kv(const WriteKvParams &params, pkv_stream stream) = 0;
   virtual Status gather_kv(const GatherKvParams &params, pkv_stream stream) = 0;

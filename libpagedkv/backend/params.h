@@ -142,6 +142,28 @@ struct CopyBlocksParams {
   bool is_disjoint;             // no destination is also a source
 };
 
+// Neighbouring slots of one block that go to neighbouring slots of one block.
+struct MoveRun {
+  int64_t source, destination;  // first slots
+  int32_t length;
+  bool starts_group;  // no run from here on touches what the runs before do
+};
+
+// Rows of K and V, and their scales where those stand in the block, from slot to slot in every layer. The effect is that
+// of one row after the other in the given order; no row is written before it is read. With a rotation K rows are turned
+// on their way, all by the same angles, and quantised anew where they are quantised.
+struct MoveRowsParams {
+  PagedKv kv;                  // of layer 0
+  int32_t num_layers;
+  uint64_t layer_bytes;        // from a layer's K and V planes to those of the next
+  uint64_t layer_scale_bytes;  // likewise of the scales in a block
+  int64_t layer_static_scales; // likewise of the static ones, float32 elements
+  const MoveRun *runs;         // [count], on the host
+  int64_t count;
+  RopeParams rope;             // by base; rotary_dim 0: no rotation
+  int64_t rotation;            // positions that K is turned by, negative ones backwards
+};
+
 // Whole blocks become zeros.
 struct ZeroBlocksParams {
   void *base;

@@ -1,4 +1,5 @@
-// The public block hash: what routers and other processes name a block by. docs/block-hash.md specifies it byte by byte.
+// The public block hash: what routers and other processes name a block by. docs/block-hash.md specifies it byte by
+// byte.
 #pragma once
 
 #include <array>

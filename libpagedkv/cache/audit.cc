@@ -22,15 +22,36 @@ Status Cache::check() const {
       return fail(PKV_INTERNAL, "sequence %zu has length %" PRId64 ", %" PRId64 " of it settled, in %d blocks", index,
                   sequence.length, sequence.settled_length, sequence.num_blocks);
     }
+    const auto is_released = [&](int64_t i) { return i >= first_releasable_ && i < sequence.released_end; };
+    if (sequence.released_end > sequence.num_blocks ||
+        (sequence.released_end > 0 && sequence.released_end <= first_releasable_) ||
+        (sequence.released_end > 0 && (check_cut(sequence, sequence.length) != PKV_OK ||
+                                       sequence.settled_length < first_writable(sequence)))) {
+      return fail(PKV_INTERNAL, "sequence %zu of length %" PRId64 " gave back its blocks up to %d", index,
+                  sequence.length, sequence.released_end);
+    }
+    if (sequence.borrows_last && (sequence.length % block_size == 0 || sequence.has_appended)) {
+      return fail(PKV_INTERNAL, "sequence %zu of length %" PRId64 " borrows a block that it does not end in", index,
+                  sequence.length);
+    }
     for (int32_t i = 0; i < sequence.num_blocks; ++i) {
       const int32_t block = sequence.table[i];
+      if (is_released(i)) {
+        if (block == kNoBlock) continue;
+        return fail(PKV_INTERNAL, "sequence %zu has block %d at %d, which it gave back", index, block, i);
+      }
       if (block < 0 || block >= num_blocks()) {
         return fail(PKV_INTERNAL, "sequence %zu has block %d at %d", index, block, i);
       }
       ++holders[block];
     }
     Hash128 hash;
-    for (int64_t i = 0; prefix_caching_ && i < sequence.settled_length / block_size; ++i) {
+    const int64_t num_hashed = std::min(sequence.settled_length, sequence.exact_length) / block_size;
+    for (int64_t i = 0; prefix_caching_ && i < num_hashed; ++i) {
+      if (is_released(i)) {
+        hash = sequence.released_hash;
+        continue;
+      }
       const BlockRecord &record = blocks_.record(sequence.table[i]);
       const Hash128 parent = chain_hash(sequence.chain, i, hash);
       hash = hasher_.extend(parent, blocks_.tokens(sequence.table[i]));
@@ -40,7 +61,15 @@ Status Cache::check() const {
                     sequence.table[i], i);
       }
     }
+    // From exact_length on K and V are approximations, which nobody may find.
+    for (int64_t i = sequence.exact_length / block_size; i < sequence.num_blocks; ++i) {
+      if (!is_released(i) && blocks_.record(sequence.table[i]).is_hashed) {
+        return fail(PKV_INTERNAL, "sequence %zu has block %d at %" PRId64 " with a hash, but is exact to %" PRId64 " only",
+                    index, sequence.table[i], i, sequence.exact_length);
+      }
+    }
     for (int64_t i = 0; i < sequence.settled_length; ++i) {
+      if (is_released(i / block_size)) continue;
       if (blocks_.tokens(sequence.table[i / block_size])[i % block_size] < 0) {
         return fail(PKV_INTERNAL, "sequence %zu has an unknown token at %" PRId64 ", which is settled", index, i);
       }

@@ -201,14 +201,17 @@ void Batch::fill_row(int64_t index, const StepItem &item) {
   int32_t *entries = block_table_.data() + index * table_stride_;
   const int32_t num_used = static_cast<int32_t>(item.new_num_blocks);
   const bool extends = row.id == item.id && row.table_version == sequence.table_version;
-  if (extends && num_used == row.num_used) return;
+  if (extends && num_used == row.num_used && sequence.released_end == row.released_end) return;
   const int32_t first = extends ? row.num_used : 0;
   for (int32_t i = first; i < num_used; ++i) entries[i] = sequence.table[i];
   if (device_ != nullptr) {
     for (int32_t i = first; i < num_used; ++i) changes_.push_back({index * table_stride_ + i, entries[i]});
   }
+  if (extends) {
+    clear_entries(index, std::max(row.released_end, cache_->first_releasable()), std::min(sequence.released_end, first));
+  }
   clear_entries(index, num_used, row.num_used);
-  row = {item.id, sequence.table_version, num_used, std::max(row.num_filled, num_used)};
+  row = {item.id, sequence.table_version, num_used, std::max(row.num_filled, num_used), sequence.released_end};
 }
 
 void Batch::clear_entries(int64_t index, int32_t first, int32_t end) {
@@ -266,7 +269,7 @@ void Batch::fill_tables(int64_t num_sequences, int64_t num_tokens) {
   for (int64_t i = num_items; i < num_sequences; ++i) {
     Row &row = rows_[i];
     clear_entries(i, 0, row.num_used);
-    row = {0, 0, 0, row.num_filled};
+    row = {0, 0, 0, row.num_filled, 0};
     seq_lens_[i] = 0;
     cu_seqlens_q_[i + 1] = static_cast<int32_t>(token);
   }

@@ -1,8 +1,9 @@
 // A batch: one step's view of a cache, as tables at fixed addresses.
 //
 // Invariant: a row of the block table holds the used blocks of the sequence that it was last filled for, then -1 as far
-// as it was ever filled. A row of the same sequence, whose table version has not changed, is only extended: the cost of
-// a step does not grow with the length of its sequences. One mutating thread at a time, the cache's.
+// as it was ever filled. A row of the same sequence, whose table version has not changed, is only extended, and gets -1
+// where the window gave blocks back since: the cost of a step does not grow with the length of its sequences. One
+// mutating thread at a time, the cache's.
 #pragma once
 
 #include <memory>
@@ -58,6 +59,7 @@ class Batch {
     uint64_t table_version;
     int32_t num_used;
     int32_t num_filled;  // columns that hold a block or -1
+    int32_t released_end;  // of the sequence, as in its record
   };
 
   Batch(std::shared_ptr<Cache> cache, const BatchOptions &options);

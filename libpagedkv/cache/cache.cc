@@ -28,6 +28,11 @@ Cache::Cache(Backend *backend, const CacheOptions &options, std::shared_ptr<Pool
       layout_(options.layout),
       block_math_(options.layout.block_size()),
       prefix_caching_(options.prefix_caching),
+      // Never so short that the parent of the next block to be hashed is given back.
+      window_(options.window == 0 ? 0 : std::max<int64_t>(options.window, options.layout.block_size() + 1)),
+      first_releasable_(
+          static_cast<int32_t>(divide_up(std::min(options.sinks, kMaxLength), options.layout.block_size()))),
+      rope_(options.rope),
       pool_(pool),
       hasher_(options.hash_seed, options.layout.block_size()),
       events_(options.event_capacity > 0 ? std::make_unique<EventLog>(options.event_capacity, pool->num_blocks())
@@ -35,6 +40,7 @@ Cache::Cache(Backend *backend, const CacheOptions &options, std::shared_ptr<Pool
       blocks_(std::move(pool), options.layout.block_size(), options.prefix_caching, options.eviction),
       low_water_(options.low_water) {
   blocks_.set_events(events_.get());
+  if (options.partial_reuse && prefix_caching_) partial_index_ = std::make_unique<PartialIndex>(num_blocks());
   publish();
 }
 
@@ -168,7 +174,9 @@ Status Cache::find_victims(int64_t n, pkv_sequence *out, int64_t capacity, int64
   size_t num_chosen = 0;
   for (; num_chosen < order.size() && gained < n; ++num_chosen) {
     const Sequence &sequence = *sequences_[order[num_chosen]];
-    for (int32_t i = 0; i < sequence.num_blocks; ++i) gained += --holders_left[sequence.table[i]] == 0;
+    for (int32_t i = 0; i < sequence.num_blocks; ++i) {
+      if (sequence.table[i] != kNoBlock) gained += --holders_left[sequence.table[i]] == 0;
+    }
   }
   if (gained < n) {
     return fail_shortage(PKV_OUT_OF_BLOCKS, n, gained, 0,
@@ -192,6 +200,8 @@ void Cache::publish() {
   values[kNumSequences] = num_open_;
   values[kQueriedTokens] = queried_tokens_;
   values[kHitTokens] = hit_tokens_;
+  values[kPartialHitTokens] = partial_hit_tokens_;
+  values[kReleasedBlocks] = released_blocks_;
   values[kAppendedTokens] = appended_tokens_;
   values[kRegistered] = blocks_.registrations();
   values[kEvictions] = blocks_.evictions();
@@ -223,6 +233,8 @@ void Cache::get_stats(pkv_cache_stats *out) const {
   out->num_sequences = values[kNumSequences];
   out->queried_tokens = values[kQueriedTokens];
   out->hit_tokens = values[kHitTokens];
+  out->partial_hit_tokens = values[kPartialHitTokens];
+  out->released_blocks = values[kReleasedBlocks];
   out->appended_tokens = values[kAppendedTokens];
   out->registered = values[kRegistered];
   out->evictions = values[kEvictions];

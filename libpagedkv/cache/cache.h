@@ -3,10 +3,12 @@
 // Every public call checks first and changes afterwards, so a refused one changes nothing; what it may need on the heap
 // it takes before the first change. One mutating thread at a time; get_stats() from any thread.
 //
-// cache.cc: creation, counts, eviction, victims. sequences.cc: the life of a sequence. step.cc: appending. settle.cc:
-// hashes of completed blocks. quotas.cc: what
-// namespaces may have. prefixes.cc: prefixes without a sequence, pins, retention.
-// snapshot_save.cc, snapshot_load.cc, prefix_tree.cc: snapshots. audit.cc: check and explain.
+// cache.cc: creation, counts, eviction, victims. sequences.cc: the life of a sequence. step.cc: appending.
+// settle.cc: hashes of completed blocks. sequence_batches.cc: many sequences in one call. acceptance.cc, shift.cc: rows
+// moved inside a sequence. window.cc: cuts, and what a sliding window gives back. partial_reuse.cc: hits inside a block.
+// quotas.cc: what namespaces may have.
+// prefixes.cc: prefixes without a sequence, pins, retention. snapshot_save.cc, snapshot_load.cc, prefix_tree.cc:
+// snapshots. audit.cc: check and explain.
 // explain_sequence.cc: the same for a sequence. record.cc: recording of calls.
 #pragma once
 
@@ -21,6 +23,7 @@
 #include "cache/deadlines.h"
 #include "cache/events.h"
 #include "cache/layout.h"
+#include "cache/partial_index.h"
 #include "cache/sequence.h"
 #include "cache/stats_board.h"
 #include "cache/trace.h"
@@ -53,6 +56,10 @@ struct CacheOptions {
   PoolOptions pool;
   bool prefix_caching = true;
   uint64_t hash_seed = 0;
+  int64_t window = 0;  // 0: none
+  int64_t sinks = 0;
+  bool partial_reuse = false;
+  RopeParams rope = {};  // by base; rotary_dim 0: the cache does not know how K is rotated
   pkv_eviction eviction = PKV_EVICTION_LRU;
   int64_t low_water = 0;
   int64_t event_capacity = 0;  // 0: no events
@@ -67,7 +74,9 @@ struct StepItem {
   int64_t old_settled_length;
   int64_t new_num_blocks;  // that the tokens need then
   int32_t old_num_blocks;
+  int64_t old_step_start;
   bool had_appended;
+  bool had_borrowed;
   bool copies;  // on write: table entry old_length / block_size
   bool copies_into_reserved;  // the copy's target was the last reserved block
   int32_t copied_from;
@@ -100,6 +109,40 @@ struct Step {
   pkv_stream stream = nullptr;
 };
 
+// One sequence of an open, planned in a closed record that nobody sees yet.
+struct OpenItem {
+  Sequence *sequence;
+  pkv_sequence id;
+  int64_t num_hit;       // full blocks
+  int32_t partial_block; // one more that is hit in part, or kNoBlock
+  int64_t partial_tokens;
+};
+
+// One sequence's part of a call that moves rows inside it.
+struct MoveItem {
+  Sequence *sequence;
+  int64_t base;         // position of the first draft
+  int64_t num_kept;
+  int64_t first_moved;  // of the kept ones, the first that does not stay where it is; num_kept if all do
+  const int64_t *kept;  // [num_kept]
+};
+
+// A table entry that a call will give a block of its own.
+struct ReplacedBlock {
+  const Sequence *sequence;
+  int64_t sequence_index;  // in the call
+  int64_t block_index;
+};
+
+// What such a call needs on the heap, kept from call to call.
+struct MovePlan {
+  std::vector<MoveItem> items;
+  std::vector<MoveRun> runs;
+  std::vector<int32_t> new_blocks, old_blocks;
+  std::vector<int32_t> copy_sources, copy_destinations;
+  std::vector<ReplacedBlock> replaced;
+};
+
 struct Pin {
   uint32_t generation = 1;
   bool is_pinned = false;
@@ -123,6 +166,21 @@ class Cache {
   Status commit(pkv_sequence id, const int64_t *tokens, int64_t count);
   Status truncate(pkv_sequence id, int64_t length);
   Status close(pkv_sequence id, pkv_stream stream);
+  Status shift(pkv_sequence id, int64_t start, int64_t count, pkv_stream stream);
+
+  // Many of them, all or none; arrays are [num_sequences], flat tokens [num_tokens]. options may be null;
+  // out_num_cached too.
+  Status open_many(const int64_t *tokens, int64_t num_tokens, const int64_t *counts, int64_t num_sequences,
+                   const pkv_open_options *options, pkv_sequence *out, int64_t *out_num_cached);
+  Status fork_many(const pkv_sequence *ids, const int64_t *lengths, int64_t num_sequences, pkv_sequence *out);
+  Status commit_many(const pkv_sequence *ids, const int64_t *counts, int64_t num_sequences, const int64_t *tokens,
+                     int64_t num_tokens);
+  Status truncate_many(const pkv_sequence *ids, const int64_t *lengths, int64_t num_sequences);
+  Status close_many(const pkv_sequence *ids, int64_t num_sequences, pkv_stream stream);
+  Status reorder(const pkv_sequence *ids, const int64_t *sources, int64_t num_sequences);
+  Status accept(const pkv_sequence *ids, const int64_t *num_drafts, const int64_t *num_kept, int64_t num_sequences,
+                const int64_t *kept, int64_t num_kept_tokens, pkv_stream stream);
+
   Status get_info(pkv_sequence id, pkv_sequence_info *out) const;  // all but struct_size
   Status get_blocks(pkv_sequence id, pkv_array *out) const;
   Status set_retention(pkv_sequence id, int64_t start, int64_t end, int32_t priority, int64_t ttl_ms);
@@ -172,6 +230,8 @@ class Cache {
   Backend *backend() const { return backend_; }
   const Pool &pool() const { return *pool_; }
   int64_t num_blocks() const { return blocks_.num_blocks(); }
+  // Table entries from here on may be given back by the window.
+  int32_t first_releasable() const { return first_releasable_; }
   TraceRecorder &trace() { return trace_; }
   const TraceRecorder &trace() const { return trace_; }
   // header.num_blocks and device are filled in here.
@@ -189,7 +249,9 @@ class Cache {
   Status find(pkv_sequence id, Sequence **out) const;  // NOT_FOUND for a stale id
   static Status check_prompt(const int64_t *tokens, int64_t num_tokens);
   Status check_usable() const;  // DEVICE_ERROR once the cache has failed
-  Status take_sequence(Sequence **out, pkv_sequence *out_id);
+  Status find_all(const pkv_sequence *ids, int64_t num_sequences);  // into found_; each once
+  Status make_records(int64_t count);  // closed ones, as many at least
+  Sequence *closed_record(int64_t i, pkv_sequence *out_id) const;  // the i-th that will be opened
   // Room for so many blocks. Throws std::bad_alloc; else only the capacity changes.
   void ensure_table(Sequence *sequence, int64_t num_blocks) {
     if (sequence->table.size() < num_blocks) grow_table(sequence, num_blocks);
@@ -202,7 +264,7 @@ class Cache {
   }
   Hash128 enter_scopes(const Chain &chain, int64_t block_index, const Hash128 &previous) const;
   void name_block(const Chain &chain, const int32_t *table, int64_t block_index);  // for events
-  Hash128 parent_hash(const Sequence &sequence, int64_t block_index) const;
+  Hash128 previous_hash(const Sequence &sequence, int64_t block_index) const;
   // A namespace up to this block is no longer what it was when the chain began: the block is not found any more.
   bool is_stale(const Chain &chain, int64_t block_index) const {
     return chain.regions.empty() ? is_over(chain.first) : is_any_over(chain, block_index);
@@ -244,8 +306,46 @@ class Cache {
   Status check_pins(std::vector<int32_t> *holders) const;
   Status check_references() const;
   void match_prefix(const Sequence &sequence, const int64_t *tokens, int64_t num_tokens, int64_t *out_num_blocks);
-  void take_prefix(Sequence *sequence, int64_t num_blocks);
+  void match_partial(const Sequence &sequence, const int64_t *tokens, int64_t num_tokens, OpenItem *item) const;
+  void note_registered(int32_t block, const Hash128 &parent) {
+    if (partial_index_ == nullptr || !blocks_.record(block).is_registered) return;
+    partial_index_->insert(parent, blocks_.tokens(block)[0], block);
+  }
+  int64_t find_partial(const Chain &chain, const Hash128 &previous, int64_t index, const int64_t *tokens,
+                       int64_t num_tokens, int32_t *out_block) const;
+  void take_prefix(Sequence *sequence, const int32_t *blocks, const OpenItem &item);
+  void drop_partial(Sequence *sequence);
+  void count_hit(const Sequence &sequence, int64_t num_tokens, int64_t num_partial);
+  bool is_borrowed(const Sequence &sequence, int64_t block_index) const;
+  Status plan_open(int64_t i, const int64_t *tokens, int64_t num_tokens, const pkv_open_options &options,
+                   OpenItem *item);
+  void acquire_level(Sequence *sequence);
+  void finish_open(const OpenItem &item, const int32_t *blocks, int64_t num_tokens);
+  Status plan_opens(const int64_t *tokens, const int64_t *counts, int64_t num_sequences,
+                    const pkv_open_options *options);
+  Status check_fork(pkv_sequence id, int64_t *length, Sequence **out_parent) const;
+  void finish_fork(const Sequence &parent, int64_t length, Sequence *child);
+  void copy_history(const Sequence &parent, int64_t length, History *child) const;
+  Status check_commit(const Sequence &sequence, const int64_t *tokens, int64_t count) const;
   void settle(Sequence *sequence, int64_t first_new, std::vector<HashedBlock> *hashed_blocks);
+  void finish_close(Sequence *sequence, uint32_t index);
+  Status check_cut(const Sequence &sequence, int64_t length) const;
+  void cut(Sequence *sequence, int64_t length);
+  void cut_table(Sequence *sequence, int32_t kept);
+  void trim_window(Sequence *sequence);
+  int64_t num_released(const Sequence &sequence) const {  // table entries without a block
+    return sequence.released_end == 0 ? 0 : sequence.released_end - first_releasable_;
+  }
+  // Rows may move from here on: behind what the window gave back, and one block that is the parent of what follows.
+  int64_t first_writable(const Sequence &sequence) const {
+    return sequence.released_end == 0 ? 0 : (sequence.released_end + int64_t{1}) * layout_.block_size();
+  }
+  Status plan_accept(const int64_t *num_drafts, const int64_t *num_kept, int64_t num_sequences, const int64_t *kept,
+                     int64_t num_kept_tokens);
+  void replace_for_writing(Sequence *sequence, int64_t block_index, const int32_t **next_new);
+  Status run_moves(int64_t rotation, pkv_stream stream);
+  Status resolve_stream(int64_t num_sequences, pkv_stream *stream) const;
+  Status plan_replaced_quotas();
   Status check_snapshot_stream(pkv_stream stream) const;
   Status read_scales(std::vector<float> *out) const;
   Status check_scales(const Snapshot &snapshot) const;
@@ -268,6 +368,9 @@ class Cache {
   const Layout layout_;
   const BlockMath block_math_;
   const bool prefix_caching_;
+  const int64_t window_;            // 0: none
+  const int32_t first_releasable_;  // table entries below it hold sinks
+  const RopeParams rope_;
   const std::shared_ptr<Pool> pool_;
   const BlockHasher hasher_;
   const std::unique_ptr<EventLog> events_;  // null: nobody asks
@@ -281,7 +384,15 @@ class Cache {
   uint64_t serial_ = 0;  // of the last call that changed anything
   Step single_;  // for append()
   std::vector<int32_t> matched_;  // hit blocks of one lookup
-  std::vector<QuotaEviction> quota_evictions_;  // of reserve
+  std::unique_ptr<PartialIndex> partial_index_;  // with partial_reuse
+  std::vector<Sequence *> found_;      // of a call for many
+  std::vector<OpenItem> open_items_;
+  std::vector<int32_t> flat_blocks_;   // tables of a call for many
+  std::vector<History> histories_;
+  std::vector<Chain> chains_;
+  std::vector<int64_t> numbers_;
+  MovePlan moves_;
+  std::vector<QuotaEviction> quota_evictions_;  // of calls that are no steps
   const int64_t low_water_;
 
   bool has_regions_ = false;  // some sequence had, or has, more than one namespace
@@ -296,6 +407,8 @@ class Cache {
   int64_t peak_held_ = 0;
   int64_t queried_tokens_ = 0;
   int64_t hit_tokens_ = 0;
+  int64_t partial_hit_tokens_ = 0;
+  int64_t released_blocks_ = 0;
   int64_t appended_tokens_ = 0;
   int64_t copies_ = 0;
   int64_t prepares_ = 0;

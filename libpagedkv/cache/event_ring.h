@@ -1,5 +1,5 @@
-// Events for routers in a bounded ring. One thread pushes, one reads, and neither waits for the other; counts may be read
-// from any thread. A full ring drops what is new: the serial numbers of what follows show the gap.
+// Events for routers in a bounded ring. One thread pushes, one reads, and neither waits for the other; counts may be
+// read from any thread. A full ring drops what is new: the serial numbers of what follows show the gap.
 #pragma once
 
 #include <atomic>

@@ -12,9 +12,7 @@ constexpr int32_t kAllCleared = -2;
 
 EventLog::EventLog(int64_t capacity, int64_t num_blocks) : ring_(capacity), hashes_(static_cast<size_t>(num_blocks)) {}
 
-void EventLog::begin_name(int32_t parent) {
-  extended_ = last_parent_ = parent < 0 ? PublicHash() : hashes_[parent];
-}
+void EventLog::begin_name(int32_t parent) { extended_ = last_parent_ = parent < 0 ? PublicHash() : hashes_[parent]; }
 
 void EventLog::pass_namespace(uint64_t namespace_id) { extended_ = hash_block(&extended_, namespace_id, nullptr, 0); }
 

@@ -15,8 +15,8 @@ class EventLog {
   // Throws std::bad_alloc.
   EventLog(int64_t capacity, int64_t num_blocks);
 
-  // Finds the public hash of a full block that is about to be hashed: begin with the block before it, which was named, or
-  // a negative one; pass the namespaces that end inside it; end with its own. tokens: [num_tokens]
+  // Finds the public hash of a full block that is about to be hashed: begin with the block before it, which was named,
+  // or a negative one; pass the namespaces that end inside it; end with its own. tokens: [num_tokens]
   void begin_name(int32_t parent);
   void pass_namespace(uint64_t namespace_id);
   void end_name(int32_t block, uint64_t namespace_id, const int64_t *tokens, int64_t num_tokens);
@@ -34,12 +34,13 @@ class EventLog {
   EventRing &ring() { return ring_; }
 
  private:
-  void push(pkv_event_kind kind, int32_t block, uint64_t namespace_id, const PublicHash &hash, const PublicHash &parent);
+  void push(pkv_event_kind kind, int32_t block, uint64_t namespace_id, const PublicHash &hash,
+            const PublicHash &parent);
 
   EventRing ring_;
   std::vector<PublicHash> hashes_;  // [num_blocks]
-  PublicHash last_parent_ = {};     // of the block named last
-  PublicHash extended_ = {};        // what its hash extends: the same, but for namespaces that it passes
+  PublicHash last_parent_ = {};  // of the block named last
+  PublicHash extended_ = {};  // what its hash extends: the same, but for namespaces that it passes
   bool is_silent_ = false;
 };
 

@@ -100,6 +100,10 @@ uint64_t Layout::token_bytes() const {
          static_cast<uint64_t>(head_dim_ + v_head_dim_) * static_cast<uint64_t>(dtype_bytes(dtype_));
 }
 
+uint64_t Layout::layer_scale_bytes() const {
+  return 2 * static_cast<uint64_t>(block_size_) * static_cast<uint64_t>(num_kv_heads_) * sizeof(float);
+}
+
 PagedKv Layout::describe_kv(int32_t layer) const {
   PagedKv kv = {};
   kv.block_bytes = block_bytes_;
@@ -119,9 +123,8 @@ PagedKv Layout::describe_kv(int32_t layer) const {
   kv.v_head_stride = head_rows * v_head_dim_;
   kv.kv_scales = kv_scales_;
   if (kv_scales_ == PKV_SCALES_PER_TOKEN_HEAD) {
-    const uint64_t plane = static_cast<uint64_t>(block_size_) * static_cast<uint64_t>(num_kv_heads_) * sizeof(float);
-    kv.k_scale_offset = scales_offset_ + static_cast<uint64_t>(layer) * 2 * plane;
-    kv.v_scale_offset = kv.k_scale_offset + plane;
+    kv.k_scale_offset = scales_offset_ + static_cast<uint64_t>(layer) * layer_scale_bytes();
+    kv.v_scale_offset = kv.k_scale_offset + layer_scale_bytes() / 2;
     kv.scale_token_stride = token_rows;
     kv.scale_head_stride = head_rows;
   }

@@ -25,6 +25,10 @@ class Layout {
   // Everything but base, num_blocks and the static scales. layer is in range.
   PagedKv describe_kv(int32_t layer) const;
 
+  // Bytes from a layer's planes, and its scales in the block, to those of the next layer.
+  uint64_t layer_bytes() const { return k_plane_bytes_ + v_plane_bytes_; }
+  uint64_t layer_scale_bytes() const;
+
  private:
   int32_t block_size_ = 0;
   int32_t num_layers_ = 0;

@@ -27,7 +27,11 @@ Status Cache::probe(const int64_t *tokens, int64_t num_tokens, const pkv_open_op
   if (prefix_caching_ && num_tokens > 0) {
     find_prefix(chain, kNoBlock, tokens, 0, (num_tokens - 1) / layout_.block_size(), &found);
   }
-  *out_num_cached = static_cast<int64_t>(found.size()) * layout_.block_size();
+  const int64_t num_hit = static_cast<int64_t>(found.size());
+  int32_t partial_block = kNoBlock;
+  *out_num_cached = num_hit * layout_.block_size() +
+                    find_partial(chain, found.empty() ? Hash128() : blocks_.record(found.back()).hash, num_hit, tokens,
+                                 num_tokens, &partial_block);
   return PKV_OK;
 }
 

@@ -23,9 +23,9 @@ void visit_scopes(const Chain &chain, int64_t first, int64_t end, Visit visit) {
   }
 }
 
-int64_t count_blocks(const Chain &chain, int64_t num_blocks, uint32_t namespace_index) {
+int64_t count_blocks(const Chain &chain, int64_t first, int64_t end, uint32_t namespace_index) {
   int64_t count = 0;
-  visit_scopes(chain, 0, num_blocks, [&](const Scope &scope, int64_t n) { count += scope.index == namespace_index ? n : 0; });
+  visit_scopes(chain, first, end, [&](const Scope &scope, int64_t n) { count += scope.index == namespace_index ? n : 0; });
   return count;
 }
 
@@ -40,7 +40,9 @@ Status Cache::plan_quota_growth(const Sequence &sequence, int64_t first, int64_t
   visit_scopes(sequence.chain, first, end, [&](const Scope &scope, int64_t count) {
     NamespaceRecord &record = namespaces[scope.index];
     if (record.quota == 0 || status != PKV_OK) return;
-    const int64_t of_sequence = count_blocks(sequence.chain, std::max<int64_t>(end, sequence.num_blocks), scope.index);
+    const int64_t num_entries = std::max<int64_t>(end, sequence.num_blocks);
+    const int64_t of_sequence = count_blocks(sequence.chain, 0, num_entries, scope.index) -
+                                count_blocks(sequence.chain, first_releasable_, sequence.released_end, scope.index);
     if (record.planned == 0) evictions->push_back({scope.index, 0});
     record.planned += count;
     if (of_sequence > record.quota) {
@@ -78,6 +80,20 @@ Status Cache::plan_quotas(Step *step) {
   }
   finish_quota_plan(&step->quota_evictions);
   publish();
+  return status;
+}
+
+// Of the blocks in moves_.replaced; the evictions go to quota_evictions_.
+Status Cache::plan_replaced_quotas() {
+  quota_evictions_.clear();
+  if (!blocks_.namespaces().has_quotas()) return PKV_OK;
+  Status status = PKV_OK;
+  for (const ReplacedBlock &replaced : moves_.replaced) {
+    status = plan_quota_growth(*replaced.sequence, replaced.block_index, replaced.block_index + 1,
+                               replaced.sequence_index, &quota_evictions_);
+    if (status != PKV_OK) break;
+  }
+  finish_quota_plan(&quota_evictions_);
   return status;
 }
 

@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "base/hash.h"
 #include "base/shared_array.h"
 #include "pagedkv/pagedkv.h"
 
@@ -37,30 +38,45 @@ struct Chain {
   }
 };
 
-struct Sequence {
+// What a fork takes over besides the chain and the table.
+struct History {
+  bool has_appended = false;
+  // The last block is one that the prefix cache gave in part (partial_reuse): the first write into it makes a copy, even
+  // for the only holder. Only while length stands inside that block.
+  bool borrows_last = false;
+  int32_t num_blocks = 0;  // table entries in use
+  // Entries [first beyond the sinks, released_end) are kNoBlock: given back by the sliding window. None if
+  // released_end is 0. released_hash: of the last block among them, the parent of the next.
+  int32_t released_end = 0;
+  Hash128 released_hash;
+  int64_t length = 0;
+  int64_t settled_length = 0;
+  int64_t num_cached_tokens = 0;
+  int64_t step_start = 0;  // length before the last step: its queries, and those after a discard, start here or later
+  // Tokens from here on have K and V that depend on tokens which were shifted out: they are never registered.
+  int64_t exact_length = kMaxLength;
+  uint64_t stepped_serial = 0;
+  uint64_t num_steps = 0;  // that it was part of
+  pkv_stream stream = nullptr;
+};
+
+struct Sequence : History {
   uint32_t generation = 1;
   bool is_open = false;
-  bool has_appended = false;
   int32_t priority = 0;
   uint64_t tag = 0;
   Chain chain;
   uint32_t level = 0;  // of retention, by its priority
 
   SharedArray<int32_t> table;  // [capacity]; the first num_blocks are in use
-  int32_t num_blocks = 0;
-  int64_t length = 0;
-  int64_t settled_length = 0;
-  int64_t num_cached_tokens = 0;
 
-  // table_version changes when an entry that a batch may have seen is replaced or cut off; change_serial is the
-  // cache's serial number of the last call that changed the sequence in any way.
+  // table_version changes when an entry that a batch may have seen is replaced or cut off (entries that the window
+  // releases apart: released_end tells); change_serial is the cache's serial number of the last call that changed the
+  // sequence in any way.
   uint64_t table_version = 0;
   uint64_t change_serial = 0;
   uint64_t opened_serial = 0;
-  uint64_t stepped_serial = 0;
-  uint64_t num_steps = 0;  // that it was part of
   uint64_t plan_mark = 0;  // the plan that it was last part of
-  pkv_stream stream = nullptr;
 };
 
 }  // namespace pkv

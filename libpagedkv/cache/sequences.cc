@@ -4,32 +4,10 @@
 #include <cstring>
 
 #include "base/checked.h"
-#include "base/tokens.h"
 #include "cache/cache.h"
+#include "cache/token_checks.h"
 
 namespace pkv {
-namespace {
-
-Status check_known_tokens(const int64_t *tokens, int64_t num_tokens) {
-  if (combine_signs(tokens, num_tokens) >= 0) return PKV_OK;
-  int64_t i = 0;
-  while (tokens[i] >= 0) ++i;
-  return fail(PKV_INVALID_ARGUMENT, "tokens[%" PRId64 "] is %" PRId64 ", negative", i, tokens[i]);
-}
-
-Status check_count(const char *name, int64_t value) {
-  if (value >= 0) return PKV_OK;
-  return fail(PKV_INVALID_ARGUMENT, "%s is %" PRId64 ", negative", name, value);
-}
-
-// Of a prompt, before it is read: no sequence can be longer.
-Status check_prompt_length(int64_t num_tokens) {
-  PKV_TRY(check_count("num_tokens", num_tokens));
-  if (num_tokens <= kMaxLength) return PKV_OK;
-  return fail(PKV_INVALID_ARGUMENT, "num_tokens is %" PRId64 ", more than %" PRId64, num_tokens, kMaxLength);
-}
-
-}  // namespace
 
 Status Cache::find(pkv_sequence id, Sequence **out) const {
   const uint64_t index = id & 0xffffffffu;
@@ -43,23 +21,28 @@ Status Cache::find(pkv_sequence id, Sequence **out) const {
   return fail(PKV_NOT_FOUND, "sequence %#" PRIx64 " is not open", id);
 }
 
-// Finds a closed record, or makes one. It is opened by taking it off closed_, which cannot fail.
-Status Cache::take_sequence(Sequence **out, pkv_sequence *out_id) {
-  if (closed_.empty()) {
+// A record is opened by taking it off closed_, which cannot fail; and closed_ has room for every record there is.
+Status Cache::make_records(int64_t count) {
+  while (static_cast<int64_t>(closed_.size()) < count) {
     if (sequences_.size() >= UINT32_MAX) return fail(PKV_OUT_OF_MEMORY, "%zu sequences are open", sequences_.size());
     if (closed_.capacity() <= sequences_.size()) closed_.reserve(2 * sequences_.size() + 16);
     sequences_.push_back(std::make_unique<Sequence>());
     closed_.push_back(static_cast<uint32_t>(sequences_.size() - 1));
   }
-  const uint32_t index = closed_.back();
-  *out = sequences_[index].get();
-  *out_id = (static_cast<uint64_t>((*out)->generation) << 32) | index;
   return PKV_OK;
+}
+
+Sequence *Cache::closed_record(int64_t i, pkv_sequence *out_id) const {
+  const uint32_t index = closed_[closed_.size() - 1 - static_cast<size_t>(i)];
+  Sequence *sequence = sequences_[index].get();
+  *out_id = (static_cast<uint64_t>(sequence->generation) << 32) | index;
+  return sequence;
 }
 
 void Cache::grow_table(Sequence *sequence, int64_t num_blocks) {
   int64_t capacity = std::max<int64_t>(16, 2 * sequence->table.size());
-  capacity = std::max(std::min(capacity, this->num_blocks()), num_blocks);
+  if (window_ == 0) capacity = std::min(capacity, this->num_blocks());  // with a window tables pass the pool
+  capacity = std::max(capacity, num_blocks);
   SharedArray<int32_t> table(capacity);
   if (sequence->num_blocks > 0) {
     std::memcpy(table.data(), sequence->table.data(), sizeof(int32_t) * static_cast<size_t>(sequence->num_blocks));
@@ -72,9 +55,10 @@ void Cache::finish_call(Sequence *sequence) {
   publish();
 }
 
-Hash128 Cache::parent_hash(const Sequence &sequence, int64_t block_index) const {
-  const Hash128 previous = block_index == 0 ? Hash128() : blocks_.record(sequence.table[block_index - 1]).hash;
-  return chain_hash(sequence.chain, block_index, previous);
+// Of the block before this one; unused for the first.
+Hash128 Cache::previous_hash(const Sequence &sequence, int64_t block_index) const {
+  if (block_index == sequence.released_end) return sequence.released_hash;
+  return block_index == 0 ? Hash128() : blocks_.record(sequence.table[block_index - 1]).hash;
 }
 
 // Fills matched_ with the cached blocks that continue the full blocks of a sequence along tokens.
@@ -88,21 +72,68 @@ void Cache::match_prefix(const Sequence &sequence, const int64_t *tokens, int64_
   *out_num_blocks = static_cast<int64_t>(matched_.size());
 }
 
-// Takes the matched blocks behind the full ones; reserved blocks stay last. The table has room.
-void Cache::take_prefix(Sequence *sequence, int64_t num_blocks) {
+// Takes the blocks of a lookup behind the full ones; reserved blocks stay last. The table has room.
+void Cache::take_prefix(Sequence *sequence, const int32_t *blocks, const OpenItem &item) {
   int32_t *table = sequence->table.data();
   const int64_t first = sequence->length / layout_.block_size();
-  std::memmove(table + first + num_blocks, table + first,
+  const int64_t count = item.num_hit + (item.partial_block != kNoBlock);
+  std::memmove(table + first + count, table + first,
                sizeof(int32_t) * static_cast<size_t>(sequence->num_blocks - first));
-  blocks_.hit(matched_.data(), num_blocks);
-  for (int64_t i = 0; i < num_blocks; ++i) {
-    table[first + i] = matched_[i];
-    if (first + i > 0) blocks_.set_child(table[first + i - 1], matched_[i]);
+  blocks_.hit(blocks, item.num_hit);
+  if (item.partial_block != kNoBlock) blocks_.hit(&item.partial_block, 1);
+  for (int64_t i = 0; i < count; ++i) {
+    const bool is_whole = i < item.num_hit;
+    const int32_t block = is_whole ? blocks[i] : item.partial_block;
+    table[first + i] = block;
+    if (is_whole && first + i > 0) blocks_.set_child(table[first + i - 1], block);
   }
-  sequence->num_blocks += static_cast<int32_t>(num_blocks);
-  sequence->length += num_blocks * layout_.block_size();
-  sequence->settled_length = sequence->num_cached_tokens = sequence->length;
+  const int64_t num_tokens = item.num_hit * layout_.block_size() + item.partial_tokens;
+  sequence->num_blocks += static_cast<int32_t>(count);
+  sequence->length += num_tokens;
+  sequence->borrows_last = item.partial_block != kNoBlock;
+  sequence->settled_length = sequence->num_cached_tokens = sequence->step_start = sequence->length;
   ++sequence->table_version;
+}
+
+void Cache::count_hit(const Sequence &sequence, int64_t num_tokens, int64_t num_partial) {
+  hit_tokens_ += num_tokens;
+  partial_hit_tokens_ += num_partial;
+  blocks_.namespaces().change(sequence.chain.first.index).hit_tokens += num_tokens;
+}
+
+// Fills in the i-th closed record and looks for its prefix, which is left in matched_. The record is still closed: nobody
+// sees it if the rest of the call fails; then publish() gives back namespaces that are new.
+Status Cache::plan_open(int64_t i, const int64_t *tokens, int64_t num_tokens, const pkv_open_options &options,
+                        OpenItem *item) {
+  Sequence *sequence = closed_record(i, &item->id);
+  static_cast<History &>(*sequence) = History();
+  PKV_TRY(make_chain(options, &sequence->chain));
+  sequence->priority = options.priority;
+  sequence->tag = options.tag;
+  item->sequence = sequence;
+  match_prefix(*sequence, tokens, num_tokens, &item->num_hit);
+  match_partial(*sequence, tokens, num_tokens, item);
+  ensure_table(sequence, item->num_hit + 1);
+  return PKV_OK;
+}
+
+// Throws std::bad_alloc. finish_open must follow.
+void Cache::acquire_level(Sequence *sequence) {
+  sequence->level = blocks_.eviction().acquire_level(blocks_.retention().follows_priority() ? sequence->priority : 0);
+}
+
+// Opens the record on top of the closed ones. blocks: [item.num_hit]
+void Cache::finish_open(const OpenItem &item, const int32_t *blocks, int64_t num_tokens) {
+  Sequence *sequence = item.sequence;
+  closed_.pop_back();
+  ++num_open_;
+  sequence->is_open = true;
+  enter_records(*sequence);
+  take_prefix(sequence, blocks, item);
+  count_hit(*sequence, sequence->length, item.partial_tokens);
+  queried_tokens_ += num_tokens;
+  blocks_.namespaces().change(sequence->chain.first.index).queried_tokens += num_tokens;
+  sequence->change_serial = sequence->opened_serial = sequence->stepped_serial = ++serial_;
 }
 
 Status Cache::open(const int64_t *tokens, int64_t num_tokens, const pkv_open_options &options, pkv_sequence *out,
@@ -110,38 +141,15 @@ Status Cache::open(const int64_t *tokens, int64_t num_tokens, const pkv_open_opt
   PKV_TRY(check_usable());
   PKV_TRY(check_prompt_length(num_tokens));
   PKV_TRY(check_known_tokens(tokens, num_tokens));
-  Sequence *sequence = nullptr;
-  pkv_sequence id = 0;
-  PKV_TRY(take_sequence(&sequence, &id));
+  PKV_TRY(make_records(1));
   expire();
-  // Still closed: nobody sees what is filled in here if the rest fails.
-  PKV_TRY(make_chain(options, &sequence->chain));
-  sequence->length = sequence->settled_length = sequence->num_cached_tokens = 0;
-  sequence->num_blocks = 0;
-  int64_t num_hit = 0;
-  match_prefix(*sequence, tokens, num_tokens, &num_hit);
-  ensure_table(sequence, num_hit);
-  sequence->level = blocks_.eviction().acquire_level(blocks_.retention().follows_priority() ? options.priority : 0);
-
-  closed_.pop_back();
-  ++num_open_;
-  sequence->is_open = true;
-  sequence->has_appended = false;
-  sequence->priority = options.priority;
-  sequence->tag = options.tag;
-  sequence->stream = nullptr;
-  sequence->num_steps = 0;
-  enter_records(*sequence);
-  take_prefix(sequence, num_hit);
-  queried_tokens_ += num_tokens;
-  hit_tokens_ += sequence->length;
-  NamespaceRecord &owner = blocks_.namespaces().change(sequence->chain.first.index);
-  owner.queried_tokens += num_tokens;
-  owner.hit_tokens += sequence->length;
-  *out = id;
-  *out_num_cached = sequence->length;
-  finish_call(sequence);
-  sequence->opened_serial = sequence->stepped_serial = serial_;
+  OpenItem item = {};
+  PKV_TRY(plan_open(0, tokens, num_tokens, options, &item));
+  acquire_level(item.sequence);
+  finish_open(item, matched_.data(), num_tokens);
+  publish();
+  *out = item.id;
+  *out_num_cached = item.sequence->length;
   return PKV_OK;
 }
 
@@ -156,7 +164,11 @@ Status Cache::rematch(pkv_sequence id, const int64_t *tokens, int64_t num_tokens
     return fail(PKV_INVALID_ARGUMENT, "rematch comes before the first append; %" PRId64 " tokens are stored",
                 sequence->length);
   }
-  if (sequence->length % block_size != 0) {
+  if (sequence->released_end > 0) {
+    return fail(PKV_INVALID_ARGUMENT, "rematch after the window gave back %d blocks",
+                sequence->released_end - first_releasable_);
+  }
+  if (sequence->length % block_size != 0 && !sequence->borrows_last) {
     return fail(PKV_INVALID_ARGUMENT, "rematch of a sequence that was cut inside a block, at %" PRId64,
                 sequence->length);
   }
@@ -171,56 +183,77 @@ Status Cache::rematch(pkv_sequence id, const int64_t *tokens, int64_t num_tokens
                   tokens[i], taken);
     }
   }
-  int64_t num_hit = 0;
-  match_prefix(*sequence, tokens, num_tokens, &num_hit);
-  ensure_table(sequence, sequence->num_blocks + num_hit);
-  if (num_hit > 0) take_prefix(sequence, num_hit);
-  hit_tokens_ += num_hit * block_size;
-  blocks_.namespaces().change(sequence->chain.first.index).hit_tokens += num_hit * block_size;
+  OpenItem item = {};
+  item.sequence = sequence;
+  match_prefix(*sequence, tokens, num_tokens, &item.num_hit);
+  match_partial(*sequence, tokens, num_tokens, &item);
+  ensure_table(sequence, sequence->num_blocks + item.num_hit + 1);
+  const int64_t old_length = sequence->length, old_partial = sequence->borrows_last ? old_length % block_size : 0;
+  if (sequence->borrows_last) drop_partial(sequence);
+  if (item.num_hit > 0 || item.partial_block != kNoBlock) take_prefix(sequence, matched_.data(), item);
+  count_hit(*sequence, sequence->length - old_length, item.partial_tokens - old_partial);
   *out_num_cached = sequence->num_cached_tokens;
   finish_call(sequence);
   return PKV_OK;
 }
 
-Status Cache::fork(pkv_sequence id, int64_t length, pkv_sequence *out) {
-  PKV_TRY(check_usable());
-  Sequence *parent = nullptr, *child = nullptr;
-  PKV_TRY(find(id, &parent));
-  if (length == -1) length = parent->length;
-  if (length < 0 || length > parent->length) {
-    return fail(PKV_INVALID_ARGUMENT, "length is %" PRId64 ", not in 0 to %" PRId64, length, parent->length);
+// length: -1 becomes all tokens.
+Status Cache::check_fork(pkv_sequence id, int64_t *length, Sequence **out_parent) const {
+  PKV_TRY(find(id, out_parent));
+  const Sequence &parent = **out_parent;
+  if (*length == -1) *length = parent.length;
+  if (*length < 0 || *length > parent.length) {
+    return fail(PKV_INVALID_ARGUMENT, "length is %" PRId64 ", not in 0 to %" PRId64, *length, parent.length);
   }
-  pkv_sequence child_id = 0;
-  PKV_TRY(take_sequence(&child, &child_id));
-  const int32_t num_blocks = static_cast<int32_t>(divide_up(length, layout_.block_size()));
-  child->num_blocks = 0;
-  ensure_table(child, num_blocks);
-  child->chain = parent->chain;
+  return check_cut(parent, *length);
+}
 
+// The child, a record without blocks, gets the first length tokens of the parent.
+void Cache::copy_history(const Sequence &parent, int64_t length, History *child) const {
+  *child = parent;
+  const int32_t block_size = layout_.block_size();
+  child->num_blocks = static_cast<int32_t>(divide_up(length, block_size));
+  child->length = length;
+  child->settled_length = std::min(parent.settled_length, length);
+  child->num_cached_tokens = std::min(parent.num_cached_tokens, length);
+  child->step_start = std::min(parent.step_start, length);
+  if (length <= parent.exact_length) child->exact_length = kMaxLength;
+  if (child->num_blocks < parent.released_end) child->released_end = 0;
+  if (length % block_size == 0 || length / block_size != parent.length / block_size) child->borrows_last = false;
+}
+
+// Opens the record on top of the closed ones as a fork; its table has room, and it has the parent's chain.
+void Cache::finish_fork(const Sequence &parent, int64_t length, Sequence *child) {
   closed_.pop_back();
   ++num_open_;
+  copy_history(parent, length, child);
   child->is_open = true;
-  child->has_appended = parent->has_appended;
-  child->priority = parent->priority;
-  child->level = parent->level;
+  child->priority = parent.priority;
+  child->tag = parent.tag;
+  child->level = parent.level;
   blocks_.eviction().retain_level(child->level);
   enter_records(*child);
-  child->tag = parent->tag;
-  child->num_blocks = num_blocks;
-  child->length = length;
-  child->settled_length = std::min(parent->settled_length, length);
-  child->num_cached_tokens = std::min(parent->num_cached_tokens, length);
-  child->stream = parent->stream;
-  for (int32_t i = 0; i < num_blocks; ++i) {
-    child->table[i] = parent->table[i];
-    blocks_.hold(child->table[i]);
+  for (int32_t i = 0; i < child->num_blocks; ++i) {
+    child->table[i] = parent.table[i];
+    if (child->table[i] != kNoBlock) blocks_.hold(child->table[i]);
   }
   ++child->table_version;
+  child->change_serial = child->opened_serial = ++serial_;
+}
+
+Status Cache::fork(pkv_sequence id, int64_t length, pkv_sequence *out) {
+  PKV_TRY(check_usable());
+  Sequence *parent = nullptr;
+  PKV_TRY(check_fork(id, &length, &parent));
+  PKV_TRY(make_records(1));
+  pkv_sequence child_id = 0;
+  Sequence *child = closed_record(0, &child_id);
+  child->num_blocks = 0;
+  ensure_table(child, divide_up(length, layout_.block_size()));
+  child->chain = parent->chain;
+  finish_fork(*parent, length, child);
+  publish();
   *out = child_id;
-  finish_call(child);
-  child->opened_serial = serial_;
-  child->stepped_serial = parent->stepped_serial;
-  child->num_steps = parent->num_steps;
   return PKV_OK;
 }
 
@@ -231,7 +264,8 @@ Status Cache::reserve(pkv_sequence id, int64_t num_tokens) {
   PKV_TRY(check_count("num_tokens", num_tokens));
   const int32_t block_size = layout_.block_size();
   int64_t length = 0;
-  if (!checked_add(sequence->length, num_tokens, &length) || divide_up(length, block_size) > num_blocks()) {
+  if (!checked_add(sequence->length, num_tokens, &length) ||
+      divide_up(length, block_size) - num_released(*sequence) > num_blocks()) {
     ++refusals_;
     publish();
     return fail_shortage(PKV_NEVER_FITS, divide_up(std::max(length, num_tokens), block_size), num_blocks(), 0,
@@ -239,8 +273,9 @@ Status Cache::reserve(pkv_sequence id, int64_t num_tokens) {
                          sequence->length, num_tokens, num_blocks(), block_size);
   }
   // A shared partial block will be copied at the first write into it: that takes one block more.
+  const int64_t last = sequence->length / block_size;
   const bool copies = num_tokens > 0 && sequence->length % block_size != 0 &&
-                      blocks_.record(sequence->table[sequence->length / block_size]).holders > 1;
+                      (blocks_.record(sequence->table[last]).holders > 1 || is_borrowed(*sequence, last));
   const int64_t needed = divide_up(length, block_size) + copies - sequence->num_blocks;
   expire();
   if (needed > blocks_.num_available()) {
@@ -268,21 +303,18 @@ Status Cache::reserve(pkv_sequence id, int64_t num_tokens) {
   return PKV_OK;
 }
 
-Status Cache::commit(pkv_sequence id, const int64_t *tokens, int64_t count) {
-  PKV_TRY(check_usable());
-  Sequence *sequence = nullptr;
-  PKV_TRY(find(id, &sequence));
+Status Cache::check_commit(const Sequence &sequence, const int64_t *tokens, int64_t count) const {
   PKV_TRY(check_count("count", count));
-  const int64_t first = sequence->settled_length;
-  if (count > sequence->length - first) {
+  const int64_t first = sequence.settled_length;
+  if (count > sequence.length - first) {
     return fail(PKV_INVALID_ARGUMENT, "%" PRId64 " tokens to commit, but %" PRId64 " are not settled yet", count,
-                sequence->length - first);
+                sequence.length - first);
   }
   PKV_TRY(check_known_tokens(tokens, count));
   const int32_t block_size = layout_.block_size();
   for (int64_t i = 0; i < count; ++i) {
     const int64_t position = first + i;
-    const int64_t entry = blocks_.tokens(sequence->table[position / block_size])[position % block_size];
+    const int64_t entry = blocks_.tokens(sequence.table[position / block_size])[position % block_size];
     const int64_t known = entry < kUnknownToken ? disguise_draft(entry) : entry;
     if (entry != kUnknownToken && known != tokens[i]) {
       return fail(PKV_INVALID_ARGUMENT,
@@ -290,11 +322,21 @@ Status Cache::commit(pkv_sequence id, const int64_t *tokens, int64_t count) {
                   position, known);
     }
   }
+  return PKV_OK;
+}
+
+Status Cache::commit(pkv_sequence id, const int64_t *tokens, int64_t count) {
+  PKV_TRY(check_usable());
+  Sequence *sequence = nullptr;
+  PKV_TRY(find(id, &sequence));
+  PKV_TRY(check_commit(*sequence, tokens, count));
+  const int32_t block_size = layout_.block_size();
   for (int64_t i = 0; i < count; ++i) {
-    const int64_t position = first + i;
+    const int64_t position = sequence->settled_length + i;
     blocks_.tokens(sequence->table[position / block_size])[position % block_size] = tokens[i];
   }
   settle(sequence, 0, nullptr);
+  trim_window(sequence);
   finish_call(sequence);
   return PKV_OK;
 }
@@ -306,30 +348,30 @@ Status Cache::truncate(pkv_sequence id, int64_t length) {
   if (length < 0 || length > sequence->length) {
     return fail(PKV_INVALID_ARGUMENT, "length is %" PRId64 ", not in 0 to %" PRId64, length, sequence->length);
   }
-  const int32_t kept = static_cast<int32_t>(divide_up(length, layout_.block_size()));
-  blocks_.release(sequence->table.data() + kept, sequence->num_blocks - kept, sequence->level);
-  if (kept < sequence->num_blocks) ++sequence->table_version;
-  sequence->num_blocks = kept;
-  sequence->length = length;
-  sequence->settled_length = std::min(sequence->settled_length, length);
+  PKV_TRY(check_cut(*sequence, length));
+  cut(sequence, length);
   finish_call(sequence);
   return PKV_OK;
 }
 
-Status Cache::close(pkv_sequence id, pkv_stream stream) {
-  Sequence *sequence = nullptr;
-  PKV_TRY(find(id, &sequence));
-  (void)stream;  // work on the host is done when its call returns, so a block may be reused at once
-  blocks_.release(sequence->table.data(), sequence->num_blocks, sequence->level);
+void Cache::finish_close(Sequence *sequence, uint32_t index) {
+  // Work on the host is done when its call returns, so a block may be reused at once; on a device the stream orders it.
+  cut_table(sequence, 0);
   leave_records(*sequence);
   sequence->is_open = false;
-  sequence->num_blocks = 0;
   if (++sequence->generation == 0) sequence->generation = 1;
   // A view keeps the table that it shows; the next sequence in this record gets another.
   if (sequence->table.is_shared()) sequence->table = SharedArray<int32_t>();
-  closed_.push_back(static_cast<uint32_t>(id & 0xffffffffu));  // has room: see take_sequence
+  closed_.push_back(index);  // has room: see make_records
   --num_open_;
-  finish_call(sequence);
+  sequence->change_serial = ++serial_;
+}
+
+Status Cache::close(pkv_sequence id, pkv_stream) {
+  Sequence *sequence = nullptr;
+  PKV_TRY(find(id, &sequence));
+  finish_close(sequence, static_cast<uint32_t>(id & 0xffffffffu));
+  publish();
   return PKV_OK;
 }
 

@@ -23,7 +23,8 @@ void Cache::settle(Sequence *sequence, int64_t first_new, std::vector<HashedBloc
 // The same where the tokens below `position` are known to be settled.
 void Cache::settle_to(Sequence *sequence, int64_t position, int64_t first_new,
                       std::vector<HashedBlock> *hashed_blocks) {
-  const int64_t first = block_math_.index_of(sequence->settled_length), end = block_math_.index_of(position);
+  const int64_t first = block_math_.index_of(sequence->settled_length);
+  const int64_t end = block_math_.index_of(std::min(position, sequence->exact_length));
   sequence->settled_length = position;
   if (!prefix_caching_ || first >= end) return;
   const int32_t *table = sequence->table.data();
@@ -31,7 +32,7 @@ void Cache::settle_to(Sequence *sequence, int64_t position, int64_t first_new,
   const int64_t first_reported = hashed_blocks == nullptr ? end : block_math_.index_of(first_new);
   int32_t blocks[kSettledRun];  // a run of blocks to register
   Hash128 parents[kSettledRun], hashes[kSettledRun];
-  Hash128 hash = first == 0 ? Hash128() : blocks_.record(table[first - 1]).hash;
+  Hash128 hash = previous_hash(*sequence, first);
   for (int64_t i = first; i < end;) {
     const int64_t run_end = std::min(end, i + kSettledRun);
     const bool was_stale = is_stale(chain, i);
@@ -55,6 +56,7 @@ void Cache::settle_to(Sequence *sequence, int64_t position, int64_t first_new,
       num_unreported += i < first_reported;
     }
     blocks_.set_hashes(blocks, parents, hashes, count, was_stale);
+    for (int64_t j = 0; partial_index_ != nullptr && j < count; ++j) note_registered(blocks[j], parents[j]);
     if (num_unreported == count) continue;
     size_t place = hashed_blocks->size();
     hashed_blocks->resize(place + static_cast<size_t>(count - num_unreported));

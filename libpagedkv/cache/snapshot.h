@@ -18,7 +18,7 @@ constexpr size_t kSnapshotHeaderBytes = 128;
 struct Snapshot {
   SnapshotKind kind = kSnapshotSequence;
   int32_t block_size = 0;  // of the writer
-  bool has_scales = false;    // by its layout
+  bool has_scales = false;  // by its layout
   std::vector<float> scales;  // static ones, [num_layers, K | V, num_kv_heads]; empty without
 
   // Of a sequence.
@@ -64,13 +64,13 @@ void fill_block(const Snapshot &snapshot, const Layout &layout, int64_t node, in
 struct ReblockedNode {
   int64_t parent;  // among the nodes; -1 for a first one
   std::vector<uint64_t> namespaces;  // that begin in it, in order; none: it has its parent's
-  int64_t source;        // the snapshot's block that has its last token, the depth-th of its path
+  int64_t source;  // the snapshot's block that has its last token, the depth-th of its path
   int64_t depth;
-  int64_t start;         // of its tokens along the path
+  int64_t start;  // of its tokens along the path
 };
 
-// The tree in full blocks of block_size tokens: parents before children; tokens [num_nodes, block_size]. What is equal in
-// several paths stands once for each of the snapshot's blocks that completes it.
+// The tree in full blocks of block_size tokens: parents before children; tokens [num_nodes, block_size]. What is equal
+// in several paths stands once for each of the snapshot's blocks that completes it.
 void reblock_tree(const Snapshot &snapshot, int32_t block_size, std::vector<ReblockedNode> *out_nodes,
                   std::vector<int64_t> *out_tokens);
 

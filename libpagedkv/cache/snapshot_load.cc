@@ -55,13 +55,12 @@ Status Cache::load_sequence(const pkv_snapshot_io &io, const pkv_open_options *o
     saved.num_regions = static_cast<int64_t>(snapshot.regions.size());
     options = &saved;
   }
-  Sequence *sequence = nullptr;
+  PKV_TRY(make_records(1));
   pkv_sequence id = 0;
-  PKV_TRY(take_sequence(&sequence, &id));
+  Sequence *sequence = closed_record(0, &id);
+  static_cast<History &>(*sequence) = History();
   expire();
   PKV_TRY(make_chain(*options, &sequence->chain));
-  sequence->length = sequence->settled_length = sequence->num_cached_tokens = 0;
-  sequence->num_blocks = 0;
   const int32_t block_size = layout_.block_size();
   const int64_t num_total = divide_up(snapshot.length, block_size);
   // Nothing is left to compute, so all full blocks may be hits.
@@ -95,13 +94,13 @@ Status Cache::load_sequence(const pkv_snapshot_io &io, const pkv_open_options *o
   sequence->stream = stream;
   sequence->num_steps = 0;
   enter_records(*sequence);
-  take_prefix(sequence, num_hit);
+  take_prefix(sequence, matched_.data(), {sequence, id, num_hit, kNoBlock, 0});
   sequence->has_appended = snapshot.length > 0;
   if (blocks_.namespaces().has_quotas()) evict_over_quota(quota_evictions_);
   blocks_.take(num_total - num_hit, sequence->table.data() + num_hit, kNoNamespace);
   for (int64_t i = num_hit; i < num_total; ++i) own_block(*sequence, i, sequence->table[i]);
   sequence->num_blocks = static_cast<int32_t>(num_total);
-  sequence->length = snapshot.length;
+  sequence->length = sequence->step_start = snapshot.length;
   for (int64_t i = num_hit; i < num_total; ++i) {
     const int32_t block = sequence->table[i];
     const int64_t start = i * block_size, count = std::min<int64_t>(block_size, snapshot.length - start);
@@ -174,8 +173,9 @@ Status Cache::check_tree_quotas(const std::vector<TreeBlock> &tree) {
     if (record.held + record.planned <= record.quota) continue;
     const int64_t available = std::max<int64_t>(record.quota - record.held, 0);
     status = fail_shortage(PKV_OUT_OF_BLOCKS, record.planned, available, 0,
-                           "the snapshot takes %" PRId64 " blocks and more of namespace %" PRIu64 ", which holds %" PRId64
-                           " of its quota of %" PRId64, record.planned, record.id, record.held, record.quota);
+                           "the snapshot takes %" PRId64 " blocks and more of namespace %" PRIu64
+                           ", which holds %" PRId64 " of its quota of %" PRId64,
+                           record.planned, record.id, record.held, record.quota);
     ++refusals_;
   }
   for (const TreeBlock &node : tree) {  // cached ones are there already: they are kept, not added
@@ -246,6 +246,7 @@ Status Cache::load_prefixes(const pkv_snapshot_io &io, pkv_stream stream, int64_
       events_->end_name(block, blocks_.namespaces()[node.namespace_index].id, blocks_.tokens(block), block_size);
     }
     blocks_.set_hash(block, node.extended, node.hash, false);
+    note_registered(block, node.extended);
   }
   blocks_.release(blocks.data(), num_total, kNoLevel);  // last to first: parents outlive children
   ++serial_;

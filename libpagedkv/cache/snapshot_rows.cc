@@ -66,9 +66,8 @@ void visit_pieces(const Layout &layout, uint64_t num_rows, uint64_t first, uint6
 
 uint64_t snapshot_row_bytes(const Layout &layout) {
   uint64_t bytes = 0;
-  visit_planes(layout, [&](const Plane &plane) {
-    bytes += static_cast<uint64_t>(layout.num_kv_heads()) * plane.row_bytes;
-  });
+  visit_planes(layout,
+               [&](const Plane &plane) { bytes += static_cast<uint64_t>(layout.num_kv_heads()) * plane.row_bytes; });
   return bytes;
 }
 

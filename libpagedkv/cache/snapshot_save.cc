@@ -52,12 +52,19 @@ Status Cache::save_sequence(pkv_sequence id, const pkv_snapshot_io &io, pkv_stre
   snapshot.priority = sequence->priority;
   snapshot.length = sequence->length;
   snapshot.settled_length = sequence->settled_length;
+  if (sequence->exact_length < sequence->length) {
+    return fail(PKV_UNSUPPORTED, "tokens from %" PRId64 " on were shifted: K and V are approximations, which a snapshot "
+                "does not tell from exact ones", sequence->exact_length);
+  }
   snapshot.tokens.resize(static_cast<size_t>(sequence->length));
   for (int64_t start = 0; start < sequence->length; start += block_size) {
     const int32_t block = sequence->table[start / block_size];
     if (block < 0) {
-      return fail(PKV_UNSUPPORTED, "tokens from %" PRId64 " on were released by the sliding window: the sequence "
-                  "cannot be saved", start);
+      return fail(PKV_UNSUPPORTED,
+                  "tokens from %" PRId64
+                  " on were released by the sliding window: the sequence "
+                  "cannot be saved",
+                  start);
     }
     snapshot.parents.push_back(start / block_size - 1);
     const int64_t *row = blocks_.tokens(block);

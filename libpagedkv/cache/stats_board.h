@@ -17,6 +17,8 @@ enum StatsField {
   kNumSequences,
   kQueriedTokens,
   kHitTokens,
+  kPartialHitTokens,
+  kReleasedBlocks,
   kAppendedTokens,
   kRegistered,
   kEvictions,

@@ -56,7 +56,9 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
                       sequence->settled_length,
                       0,
                       sequence->num_blocks,
+                      sequence->step_start,
                       sequence->has_appended,
+                      sequence->borrows_last,
                       false,
                       false,
                       kNoBlock};
@@ -84,7 +86,7 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
     int64_t new_length = 0;
     const bool overflows = !checked_add(item.old_length, item.count, &new_length);
     item.new_num_blocks = overflows ? 0 : block_math_.count_blocks(new_length);
-    if (overflows || item.new_num_blocks > num_blocks()) {
+    if (overflows || item.new_num_blocks - num_released(*sequence) > num_blocks()) {
       status = fail_shortage(
           PKV_NEVER_FITS, divide_up(new_length == 0 ? item.count : new_length, block_size), num_blocks(), planned,
           "sequences[%" PRId64 "]: %" PRId64 " tokens and %" PRId64 " more do not fit into %" PRId64 " blocks of %d",
@@ -100,7 +102,8 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
     if (item.count > 0 && block_math_.offset_of(item.old_length) != 0) {
       const int32_t block = sequence->table[block_math_.index_of(item.old_length)];
       BlockRecord &record = blocks_.record(block);
-      if (record.holders - static_cast<int32_t>(record.scratch) > 1) {
+      if (record.holders - static_cast<int32_t>(record.scratch) > 1 ||
+          is_borrowed(*sequence, block_math_.index_of(item.old_length))) {
         ++record.scratch;
         item.copies = true;
         item.copied_from = block;
@@ -163,7 +166,11 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
         const int32_t target = item.copies_into_reserved ? table[--sequence->num_blocks] : *next_new++;
         std::memcpy(blocks_.tokens(target), blocks_.tokens(*entry),
                     sizeof(int64_t) * static_cast<size_t>(offset));
-        blocks_.release_shared(*entry, sequence->level);
+        if (blocks_.record(*entry).holders > 1) {
+          blocks_.release_shared(*entry, sequence->level);
+        } else {
+          blocks_.release(entry, 1, sequence->level);  // borrowed
+        }
         own_block(*sequence, entry - table, target);
         step->copy_sources.push_back(*entry);
         step->copy_destinations.push_back(target);
@@ -180,7 +187,11 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
     }
     sequence->length = new_length;
     sequence->stream = step->stream;
-    if (item.count > 0) sequence->has_appended = true;
+    if (item.count > 0) {
+      sequence->has_appended = true;
+      sequence->borrows_last = false;
+      sequence->step_start = item.old_length;
+    }
     sequence->change_serial = sequence->stepped_serial = serial_;
     ++sequence->num_steps;
   }
@@ -198,6 +209,7 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
   }
   for (const StepItem &item : step->items) {
     append_tokens(item, tokens, step);
+    if (item.count > 0) trim_window(item.sequence);
     if (tokens != nullptr) tokens += item.count;
   }
   step->serial = serial_;
@@ -328,8 +340,9 @@ Status Cache::discard_step(Step *step) {
     }
     return true;
   };
+  const auto is_owned = [this](int32_t block) { return blocks_.record(block).holders > 0 || blocks_.is_cached(block); };
   for (StepItem &item : step->items) {
-    if (item.copies) item.copies = is_latest && is_source_intact(item);
+    if (item.copies) item.copies = is_latest && is_owned(item.copied_from) && is_source_intact(item);
   }
   for (auto item = step->items.rbegin(); item != step->items.rend(); ++item) {
     Sequence *sequence = item->sequence;
@@ -352,7 +365,10 @@ Status Cache::discard_step(Step *step) {
     }
     sequence->length = item->old_length;
     sequence->settled_length = item->old_settled_length;
+    sequence->step_start = std::min(item->old_step_start, item->old_length);
     sequence->has_appended = item->had_appended;
+    // A copy that stays is the sequence's own.
+    sequence->borrows_last = item->had_borrowed && (item->count == 0 || item->copies);
     ++sequence->table_version;
     sequence->change_serial = serial_ + 1;
   }

@@ -33,6 +33,10 @@ class Cache:
         hash_seed: int = 0,
         low_water: int = 0,
         event_capacity: int = 0,
+        window: int | None = None,
+        sinks: int = 0,
+        partial_reuse: bool = False,
+        rope: Rope | None = None,
     ) -> None: ...
     def open(
         self,
@@ -42,6 +46,28 @@ class Cache:
         tag: int = 0,
         salts: Iterable[tuple[int, int]] | None = None,
     ) -> Sequence: ...
+    def open_many(
+        self,
+        prompts: Collection[Integers],
+        namespace: int | Collection[int] = 0,
+        priority: int | Collection[int] = 0,
+        tag: int | Collection[int] = 0,
+        salts: Collection[Collection[tuple[int, int]] | None] | None = None,
+    ) -> list[Sequence]: ...
+    def fork_many(
+        self, sequences: Collection[Sequence], lengths: int | Integers | None = None
+    ) -> list[Sequence]: ...
+    def commit_many(self, sequences: Collection[Sequence], tokens: Collection[Integers]) -> None: ...
+    def truncate_many(self, sequences: Collection[Sequence], lengths: int | Integers) -> None: ...
+    def close_many(self, sequences: Collection[Sequence], stream: Stream = None) -> None: ...
+    def reorder(self, sequences: Collection[Sequence], sources: Integers) -> None: ...
+    def accept(
+        self,
+        sequences: Collection[Sequence],
+        num_drafts: int | Integers,
+        kept: Collection[Integers],
+        stream: Stream = None,
+    ) -> None: ...
     def probe(self, tokens: Integers, namespace: int = 0, salts: Iterable[tuple[int, int]] | None = None) -> int: ...
     def touch(self, tokens: Integers, namespace: int = 0, salts: Iterable[tuple[int, int]] | None = None) -> int: ...
     def pin(

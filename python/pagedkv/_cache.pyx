@@ -8,22 +8,22 @@ from libc.stdlib cimport free, realloc
 from libc.string cimport memset
 
 import json
-import math
 import os
-import re
 import weakref
 
 import numpy
 
 from pagedkv._arrays cimport (
     AdoptedMemory, as_double, as_int32, as_int64, as_milliseconds, as_positive, as_stream, as_text, as_uint64, describe)
-from pagedkv._attention cimport attend, move_rows, write_kv
+from pagedkv._attention cimport Rope, attend, move_rows, write_kv
 from pagedkv._batch cimport Batch
 from pagedkv._dlpack cimport DL_UINT, find_device, make_capsule, make_lease
 from pagedkv._events cimport read_events
 from pagedkv._errors import BusyError, InvalidArgumentError
 from pagedkv._errors cimport check
-from pagedkv._pin cimport make_pin
+from pagedkv._prefixes import invalidate, namespace_stats, pin, probe, set_quota, touch
+from pagedkv._sequences import accept, close_many, commit_many, fork_many, open_many, reorder, truncate_many
+from pagedkv._memory cimport set_memory
 from pagedkv._pool cimport export_blocks
 from pagedkv._prompt cimport Prompt, read_prompt, release_prompt
 from pagedkv._snapshot cimport load_prefixes, load_sequence, save_prefixes
@@ -32,8 +32,7 @@ from pagedkv.abi cimport (
     PKV_EVICTION_SLRU, PKV_OFF, PKV_ON, PKV_STREAM_OF_SEQUENCE, pkv_cache_block_ptr, pkv_cache_check, pkv_cache_create,
     pkv_cache_destroy, pkv_cache_evict, pkv_cache_explain, pkv_cache_get_stats, pkv_cache_options,
     pkv_cache_reset, pkv_cache_set_kv_scales, pkv_cache_victims, pkv_cache_zero_uncached, pkv_eviction, pkv_layout,
-    pkv_namespace_get_stats, pkv_namespace_invalidate, pkv_namespace_set_quota, pkv_namespace_stats, pkv_pin,
-    pkv_prefix_pin, pkv_prefix_probe, pkv_prefix_touch, pkv_sequence_close, pkv_sequence_open, pkv_status, pkv_stream)
+    pkv_rope, pkv_sequence_close, pkv_sequence_open, pkv_status, pkv_stream)
 from pagedkv.abi cimport (
     PKV_STATS_JSON, PKV_STATS_PROMETHEUS, pkv_cache_format_stats, pkv_stats_format, pkv_trace_start, pkv_trace_stop)
 
@@ -45,41 +44,13 @@ cdef dict EVICTIONS = {
     "slru": <int> PKV_EVICTION_SLRU,
     "s3fifo": <int> PKV_EVICTION_S3FIFO,
 }
-cdef dict UNITS = {"": 1, "k": 1000, "m": 1000 ** 2, "g": 1000 ** 3, "t": 1000 ** 4, "ki": 1 << 10, "mi": 1 << 20,
-                   "gi": 1 << 30, "ti": 1 << 40}
-cdef object MEMORY_TEXT = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:e\+?[0-9]+)?)\s*([kmgt]i?)?b?\s*", re.IGNORECASE)
-
-
-cdef int set_memory(pkv_cache_options *options, object memory) except -1:
-    # "20GiB", bytes as an int, or a share of the free memory as a float.
-    cdef double share
-    if isinstance(memory, str):
-        match = MEMORY_TEXT.fullmatch(memory)
-        if match is None:
-            raise InvalidArgumentError(f"memory must be like \"20GiB\", \"512MB\" or \"1e9\", got {memory!r}")
-        number = float(match[1]) if not match[1].isdecimal() else int(match[1])
-        size = number * UNITS[(match[2] or "").lower()]
-        if size == math.inf:
-            raise InvalidArgumentError(f"memory is out of range: {memory!r}")
-        options.pool_bytes = as_uint64(int(size), "memory")
-    elif hasattr(memory, "__index__"):
-        options.pool_bytes = as_uint64(memory, "memory")
-    else:
-        share = as_double(memory, "memory")
-        if not 0 < share <= 1:
-            raise InvalidArgumentError(f"memory as a float is a share of the free memory in (0, 1], got {memory!r}; "
-                                       "bytes are given as an int or a string")
-        options.memory_fraction = share
-        return 0
-    if options.pool_bytes == 0:
-        raise InvalidArgumentError(f"memory must be at least one byte, got {memory!r}")
-    return 0
 
 
 @cython.no_gc_clear
 cdef class Cache:
     """Cache(layout, num_blocks=None, memory=None, device="auto", prefix_caching=True, eviction="lru", buffer=None, \
-hash_seed=0, low_water=0, event_capacity=0)\n--\n\nToken sequences over blocks of one device, with a prefix cache.
+hash_seed=0, low_water=0, event_capacity=0, window=None, sinks=0, partial_reuse=False, rope=None)\n--\n\n\
+Token sequences over blocks of one device, with a prefix cache.
 
     The size is given by num_blocks, by memory ("20GiB", bytes as an int, or a float: a share of the free memory), or by
     buffer, writable memory to use in place of an allocation (as in Pool). device: "host", "cuda", "cuda:1" or "auto".
@@ -87,13 +58,19 @@ hash_seed=0, low_water=0, event_capacity=0)\n--\n\nToken sequences over blocks o
     blocks that evict() keeps ready. hash_seed: key of the local block hash, 0 for a random one. event_capacity: how many
     events are kept until read_events() takes them, 0 for no events.
 
+    window: the sliding window of the model in tokens. Blocks that no later query can see are released, but for those of
+    the first `sinks` tokens. partial_reuse: open also takes a block that shares only its first tokens with the prompt.
+    rope: a pagedkv.Rope by base, how K is rotated, for Sequence.shift().
+
     One thread at a time may mutate a cache and its batches; write_kv and attend may run beside it. On the host a cache
     exports its memory: numpy.asarray(cache) is uint8 [num_blocks, block_bytes], without a copy; while such views live,
     close() raises BusyError."""
 
     def __init__(self, layout, num_blocks=None, memory=None, device="auto", prefix_caching=True, eviction="lru",
-                 buffer=None, hash_seed=0, low_water=0, event_capacity=0):
+                 buffer=None, hash_seed=0, low_water=0, event_capacity=0, window=None, sinks=0, partial_reuse=False,
+                 rope=None):
         cdef pkv_cache_options options
+        cdef pkv_rope rotation
         cdef pkv_cache_stats stats
         cdef pkv_layout c_layout
         cdef pkv_status status
@@ -131,6 +108,15 @@ hash_seed=0, low_water=0, event_capacity=0)\n--\n\nToken sequences over blocks o
         options.hash_seed = as_uint64(hash_seed, "hash_seed")
         options.event_capacity = as_int64(event_capacity, "event_capacity")
         options.low_water = as_int64(low_water, "low_water")
+        if window is not None:
+            options.window = as_positive(window, "window")
+        options.sinks = as_int64(sinks, "sinks")
+        options.partial_reuse = PKV_ON if partial_reuse else PKV_OFF
+        if rope is not None:
+            if not isinstance(rope, Rope) or (<Rope> rope)._rope.struct_size == 0:
+                raise InvalidArgumentError(f"rope must be a pagedkv.Rope, got {describe(rope)}")
+            rotation = (<Rope> rope)._rope
+            options.rope = &rotation
         with nogil:
             status = pkv_cache_create(&options, &self._cache)
         check(status)
@@ -227,78 +213,15 @@ hash_seed=0, low_water=0, event_capacity=0)\n--\n\nToken sequences over blocks o
             release_prompt(&prompt)
         return self.adopt(id)
 
-    # ---- Prefixes and namespaces
+    # ---- Many sequences in one call, by functions of another file
 
-    def probe(self, tokens, namespace=0, salts=None):
-        """How many of the tokens open() would find cached now; takes nothing and counts as no use."""
-        cdef int64_t num_cached = 0
-        cdef Prompt prompt
-        read_prompt(tokens, namespace, salts, &prompt)
-        try:
-            self.enter()
-            check(pkv_prefix_probe(self._cache, prompt.tokens, prompt.num_tokens, &prompt.options, &num_cached))
-        finally:
-            release_prompt(&prompt)
-        return num_cached
+    open_many, fork_many, commit_many, truncate_many = open_many, fork_many, commit_many, truncate_many
+    close_many, reorder, accept = close_many, reorder, accept
 
-    def touch(self, tokens, namespace=0, salts=None):
-        """Counts as a use of the cached full blocks of tokens; how many tokens they hold."""
-        cdef int64_t num_touched = 0
-        cdef Prompt prompt
-        read_prompt(tokens, namespace, salts, &prompt)
-        try:
-            self.enter()
-            check(pkv_prefix_touch(self._cache, prompt.tokens, prompt.num_tokens, &prompt.options, &num_touched))
-        finally:
-            release_prompt(&prompt)
-        return num_touched
+    # ---- Prefixes and namespaces, by functions of another file
 
-    def pin(self, tokens, namespace=0, salts=None, ttl=None):
-        """Keeps the cached full blocks of tokens until unpin(), or for ttl seconds. NotFoundError if none is cached."""
-        cdef pkv_pin id = 0
-        cdef int64_t num_pinned = 0, ttl_ms = as_milliseconds(ttl, "ttl")
-        cdef Prompt prompt
-        read_prompt(tokens, namespace, salts, &prompt)
-        try:
-            self.enter()
-            check(pkv_prefix_pin(self._cache, prompt.tokens, prompt.num_tokens, &prompt.options, ttl_ms, &id,
-                                 &num_pinned))
-        finally:
-            release_prompt(&prompt)
-        return make_pin(self, id, num_pinned)
-
-    def invalidate(self, namespace):
-        """Forgets everything cached in a namespace, for open sequences too; how many cached blocks became uncached."""
-        cdef int64_t count = 0
-        cdef uint64_t id = as_uint64(namespace, "namespace")
-        self.enter()
-        check(pkv_namespace_invalidate(self._cache, id, &count))
-        return count
-
-    def set_quota(self, namespace, max_blocks):
-        """The most blocks that a namespace may have, held and cached together; 0 for no limit."""
-        cdef uint64_t id = as_uint64(namespace, "namespace")
-        cdef int64_t count = as_int64(max_blocks, "max_blocks")
-        self.enter()
-        check(pkv_namespace_set_quota(self._cache, id, count))
-
-    def namespace_stats(self, namespace):
-        """Counts and counters of a namespace, at any time from any thread. NotFoundError if nothing is of it."""
-        cdef pkv_namespace_stats stats
-        cdef uint64_t id = as_uint64(namespace, "namespace")
-        self.require_open()
-        memset(&stats, 0, sizeof(stats))
-        stats.struct_size = sizeof(stats)
-        check(pkv_namespace_get_stats(self._cache, id, &stats))
-        return {
-            "held_blocks": stats.held_blocks,
-            "cached_blocks": stats.cached_blocks,
-            "quota": stats.quota,
-            "num_sequences": stats.num_sequences,
-            "queried_tokens": stats.queried_tokens,
-            "hit_tokens": stats.hit_tokens,
-            "evictions": stats.evictions,
-        }
+    probe, touch, pin = probe, touch, pin
+    invalidate, set_quota, namespace_stats = invalidate, set_quota, namespace_stats
 
     # ---- Blocks
 

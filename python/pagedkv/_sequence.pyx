@@ -14,7 +14,7 @@ from pagedkv._snapshot cimport save_sequence
 from pagedkv.abi cimport (
     PKV_STREAM_OF_SEQUENCE, pkv_array, pkv_sequence_append, pkv_sequence_blocks, pkv_sequence_close,
     pkv_sequence_commit, pkv_sequence_fork, pkv_sequence_get_info, pkv_sequence_rematch, pkv_sequence_reserve,
-    pkv_sequence_set_retention, pkv_sequence_truncate, pkv_status)
+    pkv_sequence_set_retention, pkv_sequence_shift, pkv_sequence_truncate, pkv_status)
 from pagedkv.abi cimport pkv_sequence_explain
 
 
@@ -116,6 +116,23 @@ cdef class Sequence:
         self.enter()
         check(pkv_sequence_truncate(self._cache._cache, self._id, tokens))
 
+    def shift(self, start, count, stream=None):
+        """Drops tokens [start, start + count) and moves those behind them down, K rotated to its new position by the
+        cache's rope, on `stream` (None: that of the last prepare). What follows start is an approximation and is never
+        registered. UnsupportedError without a rope in the cache."""
+        cdef pkv_stream handle = PKV_STREAM_OF_SEQUENCE
+        cdef int64_t first = as_int64(start, "start"), dropped = as_int64(count, "count")
+        cdef pkv_status status
+        cdef Cache cache = self._cache
+        if stream is not None:
+            as_stream(stream, &handle)
+        self.enter()
+        cache._is_busy = True
+        with nogil:
+            status = pkv_sequence_shift(cache._cache, self._id, first, dropped, handle)
+        cache._is_busy = False
+        check(status)
+
     def save(self, file, stream=None):
         """Saves tokens, K and V to a path or a binary file, for Cache.load_sequence(). stream: where its last work was
         queued, which is waited for; None is that of its last prepare."""
@@ -124,6 +141,7 @@ cdef class Sequence:
             as_stream(stream, &handle)
         self.enter()
         save_sequence(self._cache, self._id, file, handle)
+
     def retain(self, start=0, end=None, priority=0, ttl=None):
         """Once cached, the blocks of tokens start to end (None: to the length) go after blocks of a smaller priority and
         before those of a larger one; for ttl seconds, or None: as long as they live."""

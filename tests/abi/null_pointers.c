@@ -225,6 +225,61 @@ static void test_sequence(void) {
   pkv_cache_destroy(cache);
 }
 
+static void test_many_sequences(void) {
+  pkv_cache *cache = make_cache(NUM_BLOCKS);
+  pkv_sequence sequence = open_sequence(cache, NULL, 0), other = 0;
+  const int64_t counts[] = {2}, zeros[] = {0};
+  int64_t number = 0;
+  CHECK_OK(pkv_sequence_append(cache, sequence, NULL, 2, NULL));
+  CHECK_INVALID(pkv_sequence_shift(NULL, sequence, 0, 1, NULL), "cache is NULL");
+  CHECK_INVALID(pkv_sequences_open(NULL, kTokens, 2, counts, 1, NULL, &other, &number), "cache is NULL");
+  CHECK_INVALID(pkv_sequences_fork(NULL, &sequence, zeros, 1, &other), "cache is NULL");
+  CHECK_INVALID(pkv_sequences_commit(NULL, &sequence, counts, 1, kTokens, 2), "cache is NULL");
+  CHECK_INVALID(pkv_sequences_truncate(NULL, &sequence, zeros, 1), "cache is NULL");
+  CHECK_INVALID(pkv_sequences_close(NULL, &sequence, 1, NULL), "cache is NULL");
+  CHECK_INVALID(pkv_sequences_reorder(NULL, &sequence, zeros, 1), "cache is NULL");
+  CHECK_INVALID(pkv_sequences_accept(NULL, &sequence, counts, zeros, 1, NULL, 0, NULL), "cache is NULL");
+  CHECK_REFUSED(cache, pkv_sequences_open(cache, NULL, 2, counts, 1, NULL, &other, &number), PKV_INVALID_ARGUMENT,
+                "tokens is NULL");
+  CHECK_REFUSED(cache, pkv_sequences_open(cache, kTokens, 2, NULL, 1, NULL, &other, &number), PKV_INVALID_ARGUMENT,
+                "counts is NULL");
+  CHECK_REFUSED(cache, pkv_sequences_open(cache, kTokens, 2, counts, 1, NULL, NULL, &number), PKV_INVALID_ARGUMENT,
+                "out is NULL");
+  CHECK_REFUSED(cache, pkv_sequences_fork(cache, NULL, zeros, 1, &other), PKV_INVALID_ARGUMENT, "sequences is NULL");
+  CHECK_REFUSED(cache, pkv_sequences_fork(cache, &sequence, zeros, 1, NULL), PKV_INVALID_ARGUMENT, "out is NULL");
+  CHECK_REFUSED(cache, pkv_sequences_commit(cache, NULL, counts, 1, kTokens, 2), PKV_INVALID_ARGUMENT,
+                "sequences is NULL");
+  CHECK_REFUSED(cache, pkv_sequences_commit(cache, &sequence, NULL, 1, kTokens, 2), PKV_INVALID_ARGUMENT,
+                "counts is NULL");
+  CHECK_REFUSED(cache, pkv_sequences_commit(cache, &sequence, counts, 1, NULL, 2), PKV_INVALID_ARGUMENT,
+                "tokens is NULL");
+  CHECK_REFUSED(cache, pkv_sequences_truncate(cache, NULL, zeros, 1), PKV_INVALID_ARGUMENT, "sequences is NULL");
+  CHECK_REFUSED(cache, pkv_sequences_truncate(cache, &sequence, NULL, 1), PKV_INVALID_ARGUMENT, "lengths is NULL");
+  CHECK_REFUSED(cache, pkv_sequences_close(cache, NULL, 1, NULL), PKV_INVALID_ARGUMENT, "sequences is NULL");
+  CHECK_REFUSED(cache, pkv_sequences_reorder(cache, NULL, zeros, 1), PKV_INVALID_ARGUMENT, "sequences is NULL");
+  CHECK_REFUSED(cache, pkv_sequences_reorder(cache, &sequence, NULL, 1), PKV_INVALID_ARGUMENT, "sources is NULL");
+  CHECK_REFUSED(cache, pkv_sequences_accept(cache, NULL, counts, zeros, 1, NULL, 0, NULL), PKV_INVALID_ARGUMENT,
+                "sequences is NULL");
+  CHECK_REFUSED(cache, pkv_sequences_accept(cache, &sequence, NULL, zeros, 1, NULL, 0, NULL), PKV_INVALID_ARGUMENT,
+                "num_drafts is NULL");
+  CHECK_REFUSED(cache, pkv_sequences_accept(cache, &sequence, counts, NULL, 1, NULL, 0, NULL), PKV_INVALID_ARGUMENT,
+                "num_kept is NULL");
+  CHECK_REFUSED(cache, pkv_sequences_accept(cache, &sequence, counts, counts, 1, NULL, 2, NULL), PKV_INVALID_ARGUMENT,
+                "kept is NULL");
+  /* Nothing of everything. */
+  CHECK_OK(pkv_sequences_open(cache, NULL, 0, NULL, 0, NULL, NULL, NULL));
+  CHECK_OK(pkv_sequences_fork(cache, NULL, NULL, 0, NULL));
+  CHECK_OK(pkv_sequences_commit(cache, NULL, NULL, 0, NULL, 0));
+  CHECK_OK(pkv_sequences_truncate(cache, NULL, NULL, 0));
+  CHECK_OK(pkv_sequences_close(cache, NULL, 0, NULL));
+  CHECK_OK(pkv_sequences_reorder(cache, NULL, NULL, 0));
+  CHECK_OK(pkv_sequences_accept(cache, NULL, NULL, NULL, 0, NULL, 0, NULL));
+  CHECK_OK(pkv_sequences_open(cache, kTokens, 2, counts, 1, NULL, &other, NULL));
+  CHECK_OK(pkv_sequences_fork(cache, &sequence, NULL, 1, &other));
+  CHECK_EQUAL(get_sequence_info(cache, other).length, 2);
+  pkv_cache_destroy(cache);
+}
+
 static void test_batch(void) {
   pkv_cache *cache = make_cache(NUM_BLOCKS);
   const pkv_batch_options options = make_batch_options(0);
@@ -444,6 +499,7 @@ int main(void) {
   test_cache();
   test_prefixes();
   test_sequence();
+  test_many_sequences();
   test_batch();
   test_kernels();
   test_events();

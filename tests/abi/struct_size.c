@@ -60,6 +60,22 @@ static pkv_status call_open(const void *options) {
   return status;
 }
 
+static pkv_status call_open_many(const void *options) {
+  pkv_sequence opened = 0;
+  const int64_t counts[] = {0};
+  const pkv_status status = pkv_sequences_open(cache, NULL, 0, counts, 1, options, &opened, NULL);
+  if (status == PKV_OK) CHECK_OK(pkv_sequences_close(cache, &opened, 1, NULL));
+  return status;
+}
+
+static pkv_status call_cache_rope(const void *rope) {
+  const pkv_layer_group group = make_group();
+  const pkv_layout layout = make_layout(&group);
+  pkv_cache_options options = make_cache_options(&layout, 4);
+  options.rope = rope;
+  return call_cache_create(&options);
+}
+
 static pkv_status call_batch_create(const void *options) {
   pkv_batch *created = NULL;
   const pkv_status status = pkv_batch_create(cache, options, &created);
@@ -218,11 +234,13 @@ int main(void) {
   TEST_OPTIONS(call_group, group, order);
   TEST_OPTIONS(call_cache_create, cache_options, device);
   TEST_OPTIONS(call_open, open_options, namespace_id);
+  TEST_OPTIONS(call_open_many, open_options, namespace_id);
   TEST_OPTIONS(call_batch_create, batch_options, max_tokens);
   TEST_OPTIONS(call_prepare, prepare_options, stream);
   TEST_OPTIONS(call_attend, attend_options, stream);
   TEST_OPTIONS(call_write, write_options, stream);
   TEST_OPTIONS(call_rope, rope, cos_sin);
+  TEST_OPTIONS(call_cache_rope, rope, cos_sin);
   pkv_snapshot_io io;
   memset(&io, 0, sizeof io);
   io.write = take_bytes;

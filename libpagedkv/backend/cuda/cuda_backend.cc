@@ -184,6 +184,12 @@ uint64_t CudaBackend::attend_workspace_bytes(int32_t head_dim) {
   return pkv::attend_workspace_bytes(head_dim);
 }
 
+Status CudaBackend::move_rows(const MoveRowsParams &params, pkv_stream stream) {
+  const ContextScope scope(context_);
+  PKV_TRY(scope.status());
+  return launch_move_rows(params, static_cast<cudaStream_t>(stream));
+}
+
 Status CudaBackend::zero_blocks(const ZeroBlocksParams &params, pkv_stream stream) {
   const ContextScope scope(context_);
   PKV_TRY(scope.status());

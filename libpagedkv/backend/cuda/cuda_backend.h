@@ -33,6 +33,7 @@ class CudaBackend final : public Backend {
   Status check_not_capturing(pkv_stream stream) override;
   uint64_t attend_workspace_bytes(int32_t head_dim) override;
   Status copy_blocks(const CopyBlocksParams &params, pkv_stream stream) override;
+  Status move_rows(const MoveRowsParams &params, pkv_stream stream) override;
   Status zero_blocks(const ZeroBlocksParams &params, pkv_stream stream) override;
   Status write_kv(const WriteKvParams &params, pkv_stream stream) override;
   Status gather_kv(const GatherKvParams &params, pkv_stream stream) override;

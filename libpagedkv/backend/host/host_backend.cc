@@ -6,6 +6,7 @@
 #include "backend/host/host_memory.h"
 #include "backend/host/kernels.h"
 #include "backend/host/machine.h"
+#include "backend/host/move_rows.h"
 #include "backend/host/reference.h"
 #include "backend/host/zero_blocks.h"
 
@@ -59,6 +60,12 @@ class HostBackend final : public Backend {
   uint64_t attend_workspace_bytes(int32_t) override { return 0; }
 
   Status copy_blocks(const CopyBlocksParams &params, pkv_stream) override { return copy_host_blocks(params); }
+
+  Status move_rows(const MoveRowsParams &params, pkv_stream) override {
+    const bool is_reference = host_kernels().inner == nullptr;
+    move_host_rows(params, is_reference ? 1 : host_num_threads());
+    return PKV_OK;
+  }
 
   Status zero_blocks(const ZeroBlocksParams &params, pkv_stream) override {
     zero_host_blocks(params);

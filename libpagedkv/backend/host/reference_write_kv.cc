@@ -1,9 +1,9 @@
-#include <cfloat>
 #include <cmath>
 
 #include "backend/host/number_formats.h"
 #include "backend/host/paged_address.h"
 #include "backend/host/reference.h"
+#include "backend/host/row_scale.h"
 #include "base/dtype.h"
 
 namespace pkv {
@@ -11,24 +11,12 @@ namespace {
 
 constexpr int kMaxHeadDim = 256;
 
-// Scale that brings the row's largest finite magnitude to the largest value of the format; 1 for a row so small that
-// the scale would not be a normal number: it is stored as zeros.
-float find_scale(pkv_dtype from, const char *row, int64_t dim, pkv_dtype to) {
-  float largest = 0;
-  for (int64_t i = 0; i < dim; ++i) {
-    const float magnitude = std::fabs(decode_element(from, row, i));
-    if (magnitude > largest && magnitude <= FLT_MAX) largest = magnitude;
-  }
-  const float scale = largest / largest_quantised(to);
-  return scale >= FLT_MIN ? scale : 1.0f;
-}
-
 // Stores a row of `dim` elements. `token_scale` is where its scale goes, or null: then `static_scale` is used.
 void write_row(pkv_dtype from, const char *source, int64_t dim, pkv_dtype to, char *destination, char *token_scale,
                float static_scale) {
   float scale = static_scale;
   if (token_scale != nullptr) {
-    scale = from == to ? 1.0f : find_scale(from, source, dim, to);
+    scale = from == to ? 1.0f : find_row_scale(from, source, dim, to);
     std::memcpy(token_scale, &scale, sizeof scale);
   }
   if (from == to) {

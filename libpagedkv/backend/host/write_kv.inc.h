@@ -2,7 +2,7 @@
 namespace pkv {
 namespace {
 
-// See find_scale of reference_write_kv.cc; the same to the bit.
+// See row_scale.h; the same to the bit.
 template <class From>
 inline float find_row_scale(const char *row, int64_t dim, float largest_stored) {
   constexpr float kLargestFinite = 0x1.fffffep127f, kSmallestNormal = 0x1p-126f;

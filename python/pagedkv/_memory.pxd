@@ -1,0 +1,4 @@
+from pagedkv.abi cimport pkv_cache_options
+
+# "20GiB", bytes as an int, or a share of the free memory as a float.
+cdef int set_memory(pkv_cache_options *options, object memory) except -1

@@ -1,0 +1,1 @@
+# Sizes as text, for Cache alone: nothing here is for callers.

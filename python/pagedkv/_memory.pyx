@@ -1,0 +1,37 @@
+# cython: language_level=3
+"""How much memory a cache is to have."""
+import math
+import re
+
+from pagedkv._arrays cimport as_double, as_uint64
+from pagedkv._errors import InvalidArgumentError
+
+cdef dict UNITS = {"": 1, "k": 1000, "m": 1000 ** 2, "g": 1000 ** 3, "t": 1000 ** 4, "ki": 1 << 10, "mi": 1 << 20,
+                   "gi": 1 << 30, "ti": 1 << 40}
+cdef object MEMORY_TEXT = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:e\+?[0-9]+)?)\s*([kmgt]i?)?b?\s*", re.IGNORECASE)
+
+
+cdef int set_memory(pkv_cache_options *options, object memory) except -1:
+    # "20GiB", bytes as an int, or a share of the free memory as a float.
+    cdef double share
+    if isinstance(memory, str):
+        match = MEMORY_TEXT.fullmatch(memory)
+        if match is None:
+            raise InvalidArgumentError(f"memory must be like \"20GiB\", \"512MB\" or \"1e9\", got {memory!r}")
+        number = float(match[1]) if not match[1].isdecimal() else int(match[1])
+        size = number * UNITS[(match[2] or "").lower()]
+        if size == math.inf:
+            raise InvalidArgumentError(f"memory is out of range: {memory!r}")
+        options.pool_bytes = as_uint64(int(size), "memory")
+    elif hasattr(memory, "__index__"):
+        options.pool_bytes = as_uint64(memory, "memory")
+    else:
+        share = as_double(memory, "memory")
+        if not 0 < share <= 1:
+            raise InvalidArgumentError(f"memory as a float is a share of the free memory in (0, 1], got {memory!r}; "
+                                       "bytes are given as an int or a string")
+        options.memory_fraction = share
+        return 0
+    if options.pool_bytes == 0:
+        raise InvalidArgumentError(f"memory must be at least one byte, got {memory!r}")
+    return 0
