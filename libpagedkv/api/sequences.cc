@@ -2,7 +2,7 @@
 #include <cinttypes>
 #include <vector>
 
-#include "api/abi.h"
+#include "api/traced.h"
 
 using namespace pkv;
 
@@ -53,7 +53,8 @@ pkv_status pkv_sequence_shift(pkv_cache *cache, pkv_sequence sequence, int64_t s
                               pkv_stream stream) {
   return guarded([&]() -> Status {
     PKV_TRY(check_pointer("cache", cache));
-    return cache->cache->shift(sequence, start, count, stream);
+    return traced(*cache->cache, TraceCall::kShift, cache->cache->shift(sequence, start, count, stream), sequence, start,
+                  count);
   });
 }
 
@@ -68,7 +69,15 @@ pkv_status pkv_sequences_open(pkv_cache *cache, const int64_t *tokens, int64_t n
     std::vector<pkv_open_options> copies;
     const pkv_open_options *given = nullptr;
     PKV_TRY(read_options(options, num_sequences, &copies, &given));
-    return cache->cache->open_many(tokens, num_tokens, counts, num_sequences, given, out, out_num_cached);
+    std::vector<int64_t> num_cached;  // recorded whether the caller wants them or not
+    if (out_num_cached == nullptr && cache->cache->trace().is_recording() && num_sequences > 0) {
+      num_cached.resize(static_cast<size_t>(num_sequences));
+      out_num_cached = num_cached.data();
+    }
+    return traced(*cache->cache, TraceCall::kOpenMany,
+                  cache->cache->open_many(tokens, num_tokens, counts, num_sequences, given, out, out_num_cached),
+                  array_of(tokens, num_tokens), array_of(counts, num_sequences), array_of(given, num_sequences),
+                  result_of(array_of(out, num_sequences)), result_of(array_of(out_num_cached, num_sequences)));
   });
 }
 
@@ -77,7 +86,9 @@ pkv_status pkv_sequences_fork(pkv_cache *cache, const pkv_sequence *sequences, c
   return guarded([&]() -> Status {
     PKV_TRY(check_call(cache, sequences, num_sequences));
     PKV_TRY(check_array("out", out, num_sequences));
-    return cache->cache->fork_many(sequences, lengths, num_sequences, out);
+    return traced(*cache->cache, TraceCall::kForkMany,
+                  cache->cache->fork_many(sequences, lengths, num_sequences, out), array_of(sequences, num_sequences),
+                  array_of(lengths, num_sequences), result_of(array_of(out, num_sequences)));
   });
 }
 
@@ -87,7 +98,9 @@ pkv_status pkv_sequences_commit(pkv_cache *cache, const pkv_sequence *sequences,
     PKV_TRY(check_call(cache, sequences, num_sequences));
     PKV_TRY(check_array("counts", counts, num_sequences));
     PKV_TRY(check_array("tokens", tokens, num_tokens));
-    return cache->cache->commit_many(sequences, counts, num_sequences, tokens, num_tokens);
+    return traced(*cache->cache, TraceCall::kCommitMany,
+                  cache->cache->commit_many(sequences, counts, num_sequences, tokens, num_tokens),
+                  array_of(sequences, num_sequences), array_of(counts, num_sequences), array_of(tokens, num_tokens));
   });
 }
 
@@ -96,7 +109,9 @@ pkv_status pkv_sequences_truncate(pkv_cache *cache, const pkv_sequence *sequence
   return guarded([&]() -> Status {
     PKV_TRY(check_call(cache, sequences, num_sequences));
     PKV_TRY(check_array("lengths", lengths, num_sequences));
-    return cache->cache->truncate_many(sequences, lengths, num_sequences);
+    return traced(*cache->cache, TraceCall::kTruncateMany,
+                  cache->cache->truncate_many(sequences, lengths, num_sequences), array_of(sequences, num_sequences),
+                  array_of(lengths, num_sequences));
   });
 }
 
@@ -104,7 +119,8 @@ pkv_status pkv_sequences_close(pkv_cache *cache, const pkv_sequence *sequences, 
                                pkv_stream stream) {
   return guarded([&]() -> Status {
     PKV_TRY(check_call(cache, sequences, num_sequences));
-    return cache->cache->close_many(sequences, num_sequences, stream);
+    return traced(*cache->cache, TraceCall::kCloseMany, cache->cache->close_many(sequences, num_sequences, stream),
+                  array_of(sequences, num_sequences));
   });
 }
 
@@ -113,7 +129,8 @@ pkv_status pkv_sequences_reorder(pkv_cache *cache, const pkv_sequence *sequences
   return guarded([&]() -> Status {
     PKV_TRY(check_call(cache, sequences, num_sequences));
     PKV_TRY(check_array("sources", sources, num_sequences));
-    return cache->cache->reorder(sequences, sources, num_sequences);
+    return traced(*cache->cache, TraceCall::kReorder, cache->cache->reorder(sequences, sources, num_sequences),
+                  array_of(sequences, num_sequences), array_of(sources, num_sequences));
   });
 }
 
@@ -125,6 +142,9 @@ pkv_status pkv_sequences_accept(pkv_cache *cache, const pkv_sequence *sequences,
     PKV_TRY(check_array("num_drafts", num_drafts, num_sequences));
     PKV_TRY(check_array("num_kept", num_kept, num_sequences));
     PKV_TRY(check_array("kept", kept, num_kept_tokens));
-    return cache->cache->accept(sequences, num_drafts, num_kept, num_sequences, kept, num_kept_tokens, stream);
+    return traced(*cache->cache, TraceCall::kAccept,
+                  cache->cache->accept(sequences, num_drafts, num_kept, num_sequences, kept, num_kept_tokens, stream),
+                  array_of(sequences, num_sequences), array_of(num_drafts, num_sequences),
+                  array_of(num_kept, num_sequences), array_of(kept, num_kept_tokens));
   });
 }

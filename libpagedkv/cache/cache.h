@@ -3,13 +3,11 @@
 // Every public call checks first and changes afterwards, so a refused one changes nothing; what it may need on the heap
 // it takes before the first change. One mutating thread at a time; get_stats() from any thread.
 //
-// cache.cc: creation, counts, eviction, victims. sequences.cc: the life of a sequence. step.cc: appending.
-// settle.cc: hashes of completed blocks. sequence_batches.cc: many sequences in one call. acceptance.cc, shift.cc: rows
-// moved inside a sequence. window.cc: cuts, and what a sliding window gives back. partial_reuse.cc: hits inside a block.
-// quotas.cc: what namespaces may have.
-// prefixes.cc: prefixes without a sequence, pins, retention. snapshot_save.cc, snapshot_load.cc, prefix_tree.cc:
-// snapshots. audit.cc: check and explain.
-// explain_sequence.cc: the same for a sequence. record.cc: recording of calls.
+// cache.cc: creation, counts, eviction, victims. sequences.cc: the life of a sequence. step.cc: appending. settle.cc:
+// hashes of completed blocks. sequence_batches.cc: many sequences in one call. acceptance.cc, shift.cc: rows moved inside
+// a sequence. window.cc: cuts, and what a sliding window gives back. partial_reuse.cc: hits inside a block. quotas.cc:
+// what namespaces may have. prefixes.cc: prefixes without a sequence, pins, retention. snapshot_save.cc, snapshot_load.cc,
+// prefix_tree.cc: snapshots. audit.cc, explain_sequence.cc: check and explain. record.cc: recording of calls.
 #pragma once
 
 #include <memory>

@@ -56,7 +56,9 @@ void Cache::settle_to(Sequence *sequence, int64_t position, int64_t first_new,
       num_unreported += i < first_reported;
     }
     blocks_.set_hashes(blocks, parents, hashes, count, was_stale);
-    for (int64_t j = 0; partial_index_ != nullptr && j < count; ++j) note_registered(blocks[j], parents[j]);
+    if (partial_index_ != nullptr) {
+      for (int64_t j = 0; j < count; ++j) note_registered(blocks[j], parents[j]);
+    }
     if (num_unreported == count) continue;
     size_t place = hashed_blocks->size();
     hashed_blocks->resize(place + static_cast<size_t>(count - num_unreported));
