@@ -109,7 +109,7 @@ Status Cache::check_pins(std::vector<int32_t> *holders) const {
   return PKV_OK;
 }
 
-// Who refers to the records of namespaces: sequences.
+// Who refers to the records of namespaces: sequences and pins.
 Status Cache::check_references() const {
   const Namespaces &namespaces = blocks_.namespaces();
   std::vector<int64_t> references(namespaces.num_records(), 0), sequences(namespaces.num_records(), 0);
@@ -118,6 +118,9 @@ Status Cache::check_references() const {
     ++sequences[sequence->chain.first.index];
     ++references[sequence->chain.first.index];
     for (const Scope &region : sequence->chain.regions) ++references[region.index];
+  }
+  for (const Pin &pin : pins_) {
+    for (uint32_t passed : pin.namespaces) ++references[passed];
   }
   for (uint32_t i = 0; i < namespaces.num_records(); ++i) {
     const NamespaceRecord &record = namespaces[i];

@@ -145,6 +145,7 @@ struct Pin {
   uint32_t generation = 1;
   bool is_pinned = false;
   std::vector<int32_t> blocks;
+  std::vector<uint32_t> namespaces;  // records of those that the blocks pass through
 };
 
 class Cache {
@@ -271,6 +272,10 @@ class Cache {
   bool is_any_over(const Chain &chain, int64_t block_index) const;
   // The chain of a sequence to be opened; namespaces that are not there are made, or in the const one left out: they get
   // kNoNamespace. Throws std::bad_alloc.
+  void note_regions() {
+    has_regions_ = true;
+    blocks_.namespaces().keep_epochs();
+  }
   Status make_chain(const pkv_open_options &options, Chain *out);
   Status find_chain(const pkv_open_options &options, Chain *out) const;
   // A sequence refers to the records of its chain from when it is opened, until it is closed. Its level is acquired first

@@ -38,7 +38,7 @@ Status read_chain(const pkv_open_options &options, int32_t block_size, const Nam
 }  // namespace
 
 Status Cache::make_chain(const pkv_open_options &options, Chain *out) {
-  has_regions_ = has_regions_ || options.num_regions > 0;
+  if (options.num_regions > 0) note_regions();
   Namespaces &namespaces = blocks_.namespaces();
   return read_chain(
       options, layout_.block_size(), namespaces, [&](uint64_t id) { return namespaces.find_or_create(id); }, out);

@@ -12,7 +12,10 @@ uint32_t Namespaces::find(uint64_t id) const {
 
 uint32_t Namespaces::find_or_create(uint64_t id) {
   const uint32_t found = find(id);
-  if (found != kNoNamespace) return found;
+  if (found != kNoNamespace) {
+    if (!records_[found].is_live) revive(found, id, records_[found].epoch);
+    return found;
+  }
   if (unused_.empty()) {
     const size_t num_records = records_.size() + 1;
     if (2 * num_records > buckets_.size()) {
@@ -31,16 +34,21 @@ uint32_t Namespaces::find_or_create(uint64_t id) {
   }
   const uint32_t index = unused_.back();
   unused_.pop_back();
+  revive(index, id, 0);
+  insert(index);
+  return index;
+}
+
+void Namespaces::revive(uint32_t index, uint64_t id, uint32_t epoch) {
   NamespaceRecord &record = records_[index];
   const bool is_changed = record.is_changed;
   record = {};
   record.is_changed = is_changed;
   record.id = id;
+  record.epoch = epoch;
   record.is_live = true;
-  insert(index);
   ++num_live_;
   change(index);
-  return index;
 }
 
 void Namespaces::mark_changed(uint32_t index) {
@@ -53,10 +61,13 @@ void Namespaces::publish_changed() {
     NamespaceRecord &record = records_[index];
     record.is_changed = false;
     if (record.is_live && record.held + record.cached + record.references == 0 && record.quota == 0) {
-      erase(index);
       record.is_live = false;
       --num_live_;
-      unused_.push_back(index);
+      if (!keeps_epochs_ || record.epoch == 0) {
+        erase(index);
+        record.epoch = 0;
+        unused_.push_back(index);
+      }
     }
     NamespaceBoard::Values values = {};
     values[kNamespaceIsLive] = record.is_live;

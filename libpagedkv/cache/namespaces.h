@@ -1,9 +1,10 @@
 // The namespaces of a cache: who has how many blocks, quotas, counters. A record lives while anything refers to it: a
-// sequence, a region of one, a block that is held or cached, a quota. It is looked up by id once, when a sequence is
+// sequence or pin, a region of one, a block that is held or cached, a quota. It is looked up by id once, when a sequence is
 // opened; from then on everybody keeps its index.
 //
 // Invalidation bumps a record's epoch. The epoch is part of the key of its blocks, so what was hashed before is not found
-// by sequences opened later; those opened before keep the epoch they began with and are stale.
+// by sequences opened later; those opened before keep the epoch they began with and are stale. Once blocks pass through
+// namespaces that they do not count for (keep_epochs), a record that was ever invalidated stays, dead, for its epoch.
 //
 // One mutating thread; read_stats() from any. Counters change at once, statistics at publish(), which also gives back
 // records that nothing refers to.
@@ -24,7 +25,7 @@ struct NamespaceRecord {
   int64_t held = 0, cached = 0;
   int64_t quota = 0;       // 0: none
   int64_t sequences = 0;   // opened in it
-  int64_t references = 0;  // of sequences and their regions
+  int64_t references = 0;  // of sequences and their regions, and of pins
   int64_t queried_tokens = 0, hit_tokens = 0, evictions = 0;
   int64_t planned = 0;     // blocks, while a call is planned; zero between calls
   // With a quota: its cached blocks, least recently released first.
@@ -42,6 +43,7 @@ class Namespaces {
   uint32_t find(uint64_t id) const;
   // A new record is given back by the next publish() unless something refers to it by then. Throws std::bad_alloc.
   uint32_t find_or_create(uint64_t id);
+  void keep_epochs() { keeps_epochs_ = true; }
 
   // To be called whenever a record changes.
   NamespaceRecord &change(uint32_t index) {
@@ -66,6 +68,7 @@ class Namespaces {
  private:
   void mark_changed(uint32_t index);
   void publish_changed();
+  void revive(uint32_t index, uint64_t id, uint32_t epoch);
   size_t home(uint64_t id) const { return static_cast<size_t>(id * 0x9e3779b97f4a7c15u >> 32) & (buckets_.size() - 1); }
   void insert(uint32_t index);
   void erase(uint32_t index);
@@ -76,6 +79,7 @@ class Namespaces {
   std::vector<uint32_t> buckets_;  // indices by id, or kNoNamespace; linear probing, at most half full
   int64_t num_live_ = 0;
   int64_t num_quotas_ = 0;
+  bool keeps_epochs_ = false;
   NamespaceBoard board_;
 };
 

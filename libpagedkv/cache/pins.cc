@@ -29,6 +29,11 @@ Status Cache::pin(const int64_t *tokens, int64_t num_tokens, const pkv_open_opti
     return fail(PKV_NOT_FOUND, "nothing is cached of these %" PRId64 " tokens in namespace %" PRIu64, num_tokens,
                 options.namespace_id);
   }
+  PKV_TRY(make_chain(options, &chain));  // the blocks may pass through namespaces that nothing else refers to
+  std::vector<uint32_t> passed = {chain.first.index};
+  for (const Scope &region : chain.regions) {
+    if (region.first_block < static_cast<int64_t>(blocks.size())) passed.push_back(region.index);
+  }
   if (block_pins_.empty()) block_pins_.resize(static_cast<size_t>(num_blocks()));
   if (unused_pins_.empty()) {
     if (unused_pins_.capacity() <= pins_.size()) unused_pins_.reserve(2 * pins_.size() + 16);
@@ -42,6 +47,8 @@ Status Cache::pin(const int64_t *tokens, int64_t num_tokens, const pkv_open_opti
   Pin &pin = pins_[index];
   pin.is_pinned = true;
   pin.blocks = std::move(blocks);
+  pin.namespaces = std::move(passed);
+  for (uint32_t passed_index : pin.namespaces) ++blocks_.namespaces().change(passed_index).references;
   for (int32_t block : pin.blocks) {
     blocks_.hold(block);
     num_pinned_blocks_ += block_pins_[block]++ == 0;
@@ -71,7 +78,9 @@ void Cache::drop_pin(uint32_t index) {
   Pin &pin = pins_[index];
   for (int32_t block : pin.blocks) num_pinned_blocks_ -= --block_pins_[block] == 0;
   blocks_.release(pin.blocks.data(), static_cast<int64_t>(pin.blocks.size()), kNoLevel);
+  for (uint32_t passed_index : pin.namespaces) --blocks_.namespaces().change(passed_index).references;
   pin.blocks = {};
+  pin.namespaces = {};
   pin.is_pinned = false;
   if (++pin.generation == 0) pin.generation = 1;
   unused_pins_.push_back(index);  // has room: see pin

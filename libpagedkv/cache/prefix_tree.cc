@@ -33,7 +33,8 @@ void Cache::collect_tree(uint32_t left_out_namespace, std::vector<TreeEntry> *ou
   if (has_regions_) {
     for (uint32_t index = 0; index < namespaces.num_records(); ++index) {
       const NamespaceRecord &record = namespaces[index];
-      if (!record.is_live || index == left_out_namespace) continue;
+      // A dead one with an epoch may still be passed through.
+      if ((!record.is_live && record.epoch == 0) || index == left_out_namespace) continue;
       by_root.emplace(hasher_.root(record.id, record.epoch), record.id);
     }
     if (namespaces.find(0) == kNoNamespace) by_root.emplace(hasher_.root(0, 0), 0);

@@ -55,7 +55,8 @@ Status Cache::invalidate_namespace(uint64_t id, int64_t *out_count) {
   PKV_TRY(check_usable());
   *out_count = 0;
   Namespaces &namespaces = blocks_.namespaces();
-  const uint32_t index = namespaces.find(id);
+  // Blocks of other namespaces may pass through one that nothing else refers to.
+  const uint32_t index = has_regions_ ? namespaces.find_or_create(id) : namespaces.find(id);
   if (index == kNoNamespace) return PKV_OK;
   // What is left in other namespaces, once those blocks are gone, and could never be hit again.
   std::vector<bool> is_kept;
@@ -67,8 +68,10 @@ Status Cache::invalidate_namespace(uint64_t id, int64_t *out_count) {
   }
   for (uint32_t i = 0; i < pins_.size(); ++i) {
     const std::vector<int32_t> &pinned = pins_[i].blocks;
-    const auto is_of_namespace = [&](int32_t block) { return blocks_.record(block).namespace_index == index; };
-    if (std::any_of(pinned.begin(), pinned.end(), is_of_namespace)) drop_pin(i);
+    const auto is_forgotten = [&](int32_t block) {
+      return blocks_.record(block).namespace_index == index || (has_regions_ && !is_kept[static_cast<size_t>(block)]);
+    };
+    if (std::any_of(pinned.begin(), pinned.end(), is_forgotten)) drop_pin(i);
   }
   ++namespaces.change(index).epoch;
   *out_count = blocks_.invalidate(index);

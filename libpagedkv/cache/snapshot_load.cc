@@ -138,7 +138,7 @@ void Cache::plan_tree(const std::vector<ReblockedNode> &nodes, const std::vector
       if (index == namespace_index) continue;
       const Hash128 root = hasher_.root(id, blocks_.namespaces()[index].epoch);
       extended = namespace_index == kNoNamespace ? root : hasher_.branch(extended, root);
-      has_regions_ = has_regions_ || namespace_index != kNoNamespace;
+      if (namespace_index != kNoNamespace) note_regions();
       namespace_index = index;
     }
     const Hash128 hash = hasher_.extend(extended, own_tokens);

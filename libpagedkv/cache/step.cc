@@ -364,7 +364,8 @@ Status Cache::discard_step(Step *step) {
       }
     }
     sequence->length = item->old_length;
-    sequence->settled_length = item->old_settled_length;
+    // Tokens of before that the step found named by others stay settled where the window has given them back.
+    sequence->settled_length = std::max(item->old_settled_length, first_writable(*sequence));
     sequence->step_start = std::min(item->old_step_start, item->old_length);
     sequence->has_appended = item->had_appended;
     // A copy that stays is the sequence's own.
