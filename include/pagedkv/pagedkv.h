@@ -79,7 +79,12 @@ typedef struct pkv_shortage {
 } pkv_shortage;
 PKV_API pkv_status pkv_last_shortage(pkv_shortage *out);
 
-typedef enum pkv_log_level { PKV_LOG_DEBUG = 0, PKV_LOG_INFO = 1, PKV_LOG_WARNING = 2, PKV_LOG_ERROR = 3 } pkv_log_level;
+typedef enum pkv_log_level {
+  PKV_LOG_DEBUG = 0,
+  PKV_LOG_INFO = 1,
+  PKV_LOG_WARNING = 2,
+  PKV_LOG_ERROR = 3
+} pkv_log_level;
 
 /* Called with one line of text and the pointer given at registration, from any thread, never from inside a call that
  * mutates a cache. It must not call the library and must not throw. */
@@ -275,8 +280,8 @@ typedef struct pkv_layer_info {
 } pkv_layer_info;
 PKV_API pkv_status pkv_layout_layer(const pkv_layout *layout, int32_t layer, pkv_layer_info *out);
 
-/* Rotary position embedding of K rows. Pair i of rotary_dim / 2 turns by its angle at the token's position: a' = a cos -
- * b sin, b' = b cos + a sin. Dims from rotary_dim on stay as they are. */
+/* Rotary position embedding of K rows. Pair i of rotary_dim / 2 turns by its angle at the token's position: a' = a cos
+ * - b sin, b' = b cos + a sin. Dims from rotary_dim on stay as they are. */
 typedef struct pkv_rope {
   size_t struct_size;
   const pkv_tensor *cos_sin; /* float32 [max_positions, rotary_dim] on the cache's device: of each position the cosines,
@@ -290,9 +295,9 @@ typedef struct pkv_rope {
  * A cache: token sequences over the blocks of a pool of its own, with a prefix cache.
  *
  * Full blocks whose tokens are known are registered under the hash chain (namespace, parent block, tokens). A later
- * sequence with the same prefix takes them instead of computing them. A registered block that nobody holds is cached: it
- * stays findable until it is evicted, in the order of the eviction policy. At every moment
- * uncached + cached + held + pending == num_blocks.
+ * sequence with the same prefix takes them instead of computing them. A registered block that nobody holds is cached:
+ * it stays findable until it is evicted, in the order of the eviction policy. At every moment uncached + cached + held
+ * + pending == num_blocks.
  */
 typedef struct pkv_cache pkv_cache;
 
@@ -319,12 +324,12 @@ typedef struct pkv_cache_options {
   pkv_toggle prefix_caching; /* default on */
   pkv_eviction eviction;
   uint64_t hash_seed;        /* key of the local block hash; 0: random. Never changes results, only collisions */
-  int64_t window;            /* 0, or the sliding window of the model in tokens: prepare and commit release blocks that no
-                                later query can see. Their table entries become -1 and are attended by no kernel */
+  int64_t window;            /* 0, or the sliding window of the model in tokens: prepare and commit release blocks that
+                                no later query can see. Their table entries become -1 and are attended by no kernel */
   int64_t sinks;             /* with window: so many first tokens are kept */
   pkv_toggle partial_reuse;  /* default off. On: open also takes the cached block that shares its first tokens with the
                                 rest of the prompt; the first append copies it */
-  const pkv_rope *rope;      /* how the caller rotates K (by base), for pkv_sequence_shift; NULL: shift is UNSUPPORTED */
+  const pkv_rope *rope;      /* how the caller rotates K (by base), for pkv_sequence_shift; NULL: it is UNSUPPORTED */
   int64_t low_water;         /* uncached blocks that pkv_cache_evict(-1) keeps ready */
   int64_t event_capacity;    /* events kept until they are read; 0: none are made */
 } pkv_cache_options;
@@ -339,9 +344,9 @@ PKV_API pkv_status pkv_cache_set_kv_scales(pkv_cache *cache, int32_t layer, cons
  * blocks can be had. n = -1: as many as low_water, or as can be had. out_evicted may be NULL. */
 PKV_API pkv_status pkv_cache_evict(pkv_cache *cache, int64_t n, int64_t *out_evicted);
 
-/* Fills every uncached block with zeros, in idle time: what one tenant left behind no other one finds. Cached blocks are
- * not touched; pkv_cache_evict makes them uncached. stream: that of the steps, or one behind them. out_count: how many
- * blocks; may be NULL. */
+/* Fills every uncached block with zeros, in idle time: what one tenant left behind no other one finds. Cached blocks
+ * are not touched; pkv_cache_evict makes them uncached. stream: that of the steps, or one behind them. out_count: how
+ * many blocks; may be NULL. */
 PKV_API pkv_status pkv_cache_zero_uncached(pkv_cache *cache, pkv_stream stream, int64_t *out_count);
 
 /* Forgets every cached block and every pin. BUSY while sequences are open. */
@@ -376,8 +381,8 @@ typedef struct pkv_cache_stats {
   int64_t released_blocks; /* by the sliding window */
   uint64_t num_events;     /* made since the start */
   uint64_t dropped_events; /* of those, lost because nobody read them in time */
-  /* Hits by reuse distance: [i] counts blocks hit again after 2^i to 2^(i + 1) - 1 other uses (hits and registrations) of
-   * blocks; 0 and 1 in [0], the last one everything beyond. */
+  /* Hits by reuse distance: [i] counts blocks hit again after 2^i to 2^(i + 1) - 1 other uses (hits and registrations)
+   * of blocks; 0 and 1 in [0], the last one everything beyond. */
   int64_t reuse_distance[32];
 } pkv_cache_stats;
 PKV_API pkv_status pkv_cache_get_stats(const pkv_cache *cache, pkv_cache_stats *out);
@@ -387,12 +392,12 @@ typedef enum pkv_stats_format { PKV_STATS_JSON = 1, PKV_STATS_PROMETHEUS = 2 } p
 /* The statistics as one JSON object, or in the Prometheus text format (0.0.4), names pagedkv_*. Writes at most capacity
  * bytes, always terminated; out_length is the full length without the terminator. buffer may be NULL if capacity is 0.
  * Any thread. */
-PKV_API pkv_status pkv_cache_format_stats(const pkv_cache *cache, pkv_stats_format format, char *buffer, size_t capacity,
-                                          size_t *out_length);
+PKV_API pkv_status pkv_cache_format_stats(const pkv_cache *cache, pkv_stats_format format, char *buffer,
+                                          size_t capacity, size_t *out_length);
 
 /* Full audit of every count, list, table and hash; INTERNAL names the block or sequence that breaks an invariant. */
 PKV_API pkv_status pkv_cache_check(const pkv_cache *cache);
-/* One JSON object about a block: state, holders, hash, why it cannot be evicted. Buffers as in pkv_cache_format_stats. */
+/* One JSON object about a block: state, holders, hash, why it cannot be evicted. Buffers: see pkv_cache_format_stats. */
 PKV_API pkv_status pkv_cache_explain(const pkv_cache *cache, int32_t block, char *buffer, size_t capacity,
                                      size_t *out_length);
 
@@ -445,8 +450,8 @@ PKV_API pkv_status pkv_sequence_append(pkv_cache *cache, pkv_sequence sequence, 
                                        pkv_stream stream);
 
 /* Settles the next count tokens from settled_length on: unknown ones get their name, known ones must be equal. Tokens
- * behind them that were appended known and with register_blocks on settle with them; full blocks of settled tokens become
- * findable. */
+ * behind them that were appended known and with register_blocks on settle with them; full blocks of settled tokens
+ * become findable. */
 PKV_API pkv_status pkv_sequence_commit(pkv_cache *cache, pkv_sequence sequence, const int64_t *tokens, int64_t count);
 
 /* Keeps the first length tokens; blocks wholly beyond them are released (registered ones stay cached), reserved ones
@@ -478,25 +483,25 @@ PKV_API pkv_status pkv_sequence_blocks(const pkv_cache *cache, pkv_sequence sequ
 PKV_API pkv_status pkv_sequence_shift(pkv_cache *cache, pkv_sequence sequence, int64_t start, int64_t count,
                                       pkv_stream stream);
 
-/* Retention hint for the blocks of tokens [start, end) of a sequence (end -1: to its length): once cached, they go before
- * blocks of a larger priority and after those of a smaller one; blocks without a hint have 0, or with
+/* Retention hint for the blocks of tokens [start, end) of a sequence (end -1: to its length): once cached, they go
+ * before blocks of a larger priority and after those of a smaller one; blocks without a hint have 0, or with
  * PKV_EVICTION_PRIORITY the priority of their sequence. ttl_ms: 0, or the hint ends after so many milliseconds. */
 PKV_API pkv_status pkv_sequence_set_retention(pkv_cache *cache, pkv_sequence sequence, int64_t start, int64_t end,
                                               int32_t priority, int64_t ttl_ms);
 
-/* One JSON object about a sequence: lengths, blocks and who shares them, what closing it would free, why it is or is not
- * the next victim. Buffers as in pkv_cache_format_stats. */
+/* One JSON object about a sequence: lengths, blocks and who shares them, what closing it would free, why it is or is
+ * not the next victim. Buffers as in pkv_cache_format_stats. */
 PKV_API pkv_status pkv_sequence_explain(const pkv_cache *cache, pkv_sequence sequence, char *buffer, size_t capacity,
                                         size_t *out_length);
 
 /* Many in one call, all or none: like the calls above in the order of the arrays, [num_sequences] each. A sequence may
  * stand only once in a call, except in fork. Flat tokens are [num_tokens], num_tokens the sum of counts. */
 
-/* options: NULL, or [num_sequences], options[0].struct_size bytes apart. out_num_cached may be NULL. The sequences of one
- * call do not hit each other's blocks: nothing is appended yet. */
-PKV_API pkv_status pkv_sequences_open(pkv_cache *cache, const int64_t *tokens, int64_t num_tokens, const int64_t *counts,
-                                      int64_t num_sequences, const pkv_open_options *options, pkv_sequence *out,
-                                      int64_t *out_num_cached);
+/* options: NULL, or [num_sequences], options[0].struct_size bytes apart. out_num_cached may be NULL. The sequences of
+ * one call do not hit each other's blocks: nothing is appended yet. */
+PKV_API pkv_status pkv_sequences_open(pkv_cache *cache, const int64_t *tokens, int64_t num_tokens,
+                                      const int64_t *counts, int64_t num_sequences, const pkv_open_options *options,
+                                      pkv_sequence *out, int64_t *out_num_cached);
 /* lengths: NULL, or -1 for all tokens. The same sequence may be forked several times. */
 PKV_API pkv_status pkv_sequences_fork(pkv_cache *cache, const pkv_sequence *sequences, const int64_t *lengths,
                                       int64_t num_sequences, pkv_sequence *out);
@@ -507,15 +512,15 @@ PKV_API pkv_status pkv_sequences_truncate(pkv_cache *cache, const pkv_sequence *
 PKV_API pkv_status pkv_sequences_close(pkv_cache *cache, const pkv_sequence *sequences, int64_t num_sequences,
                                        pkv_stream stream);
 
-/* Beam search: sequences[i] becomes a fork of what sequences[sources[i]] was before the call, and keeps its id, priority and
- * tag. Reserved blocks of those that change are released. */
+/* Beam search: sequences[i] becomes a fork of what sequences[sources[i]] was before the call, and keeps its id,
+ * priority and tag. Reserved blocks of those that change are released. */
 PKV_API pkv_status pkv_sequences_reorder(pkv_cache *cache, const pkv_sequence *sequences, const int64_t *sources,
                                          int64_t num_sequences);
 
 /* Speculative decoding: of the last num_drafts[i] tokens of sequences[i], a draft or the nodes of a token tree, the
- * num_kept[i] at `kept` (flat, [sum of num_kept], strictly ascending places in 0 to num_drafts[i] - 1) stay: their K and V
- * move together in one kernel on the stream, known tokens of them are settled, everything else is cut off. Shared blocks
- * that rows move into are copied first. The caller has rotated K by the place in the path, not in the tree. */
+ * num_kept[i] at `kept` (flat, [sum of num_kept], strictly ascending places in 0 to num_drafts[i] - 1) stay: their K
+ * and V move together in one kernel on the stream, known tokens of them are settled, everything else is cut off. Shared
+ * blocks that rows move into are copied first. The caller has rotated K by the place in the path, not in the tree. */
 PKV_API pkv_status pkv_sequences_accept(pkv_cache *cache, const pkv_sequence *sequences, const int64_t *num_drafts,
                                         const int64_t *num_kept, int64_t num_sequences, const int64_t *kept,
                                         int64_t num_kept_tokens, pkv_stream stream);
@@ -610,13 +615,13 @@ PKV_API pkv_status pkv_batch_get_info(const pkv_batch *batch, pkv_batch_info *ou
 
 /* ---- 7. Prefixes and namespaces ------------------------------------------------------------------------------ */
 
-/* How many of the tokens ([num_tokens]) pkv_sequence_open would find cached now; takes nothing and counts as no use. Any
- * number of threads may probe at once, while none mutates the cache. options as in open; may be NULL. */
+/* How many of the tokens ([num_tokens]) pkv_sequence_open would find cached now; takes nothing and counts as no use.
+ * Any number of threads may probe at once, while none mutates the cache. options as in open; may be NULL. */
 PKV_API pkv_status pkv_prefix_probe(const pkv_cache *cache, const int64_t *tokens, int64_t num_tokens,
                                     const pkv_open_options *options, int64_t *out_num_cached);
 
-/* Counts as a use of the cached full blocks of tokens, as if a sequence had taken and released them. out_num_touched, in
- * tokens, may be NULL. */
+/* Counts as a use of the cached full blocks of tokens, as if a sequence had taken and released them. out_num_touched,
+ * in tokens, may be NULL. */
 PKV_API pkv_status pkv_prefix_touch(pkv_cache *cache, const int64_t *tokens, int64_t num_tokens,
                                     const pkv_open_options *options, int64_t *out_num_touched);
 
@@ -627,7 +632,8 @@ typedef uint64_t pkv_pin;
  * released by the next call that may need its blocks. out_num_pinned, in tokens, may be NULL. Nothing cached is
  * NOT_FOUND. */
 PKV_API pkv_status pkv_prefix_pin(pkv_cache *cache, const int64_t *tokens, int64_t num_tokens,
-                                  const pkv_open_options *options, int64_t ttl_ms, pkv_pin *out, int64_t *out_num_pinned);
+                                  const pkv_open_options *options, int64_t ttl_ms, pkv_pin *out,
+                                  int64_t *out_num_pinned);
 /* NOT_FOUND for one that was unpinned or has expired. */
 PKV_API pkv_status pkv_prefix_unpin(pkv_cache *cache, pkv_pin pin);
 
@@ -672,9 +678,9 @@ typedef struct pkv_snapshot_io {
 
 /*
  * Snapshots (docs/snapshot-format.md): versioned, a checksum per block, independent of block size, order and device. A
- * sequence with its tokens, K and V; or the prefix tree: everything cached or held that can be hit. save and load wait for
- * the stream. load reads and checks everything before it changes anything; the layouts must agree in layers, heads, dims,
- * dtype and kv_scales, else UNSUPPORTED; a damaged or cut file is INVALID_ARGUMENT, naming what is wrong.
+ * sequence with its tokens, K and V; or the prefix tree: everything cached or held that can be hit. save and load wait
+ * for the stream. load reads and checks everything before it changes anything; the layouts must agree in layers, heads,
+ * dims, dtype and kv_scales, else UNSUPPORTED; a damaged or cut file is INVALID_ARGUMENT, naming what is wrong.
  */
 PKV_API pkv_status pkv_sequence_save(pkv_cache *cache, pkv_sequence sequence, const pkv_snapshot_io *io,
                                      pkv_stream stream);
@@ -691,8 +697,8 @@ PKV_API pkv_status pkv_prefix_load(pkv_cache *cache, const pkv_snapshot_io *io, 
 /* The public block hash, for routers and other processes (docs/block-hash.md has it byte by byte, with test vectors):
  * SHA-256 over the parent's hash, the namespace and the tokens of a block. parent: [32], NULL for a first
  * block. out: [32]. Any thread. */
-PKV_API pkv_status pkv_block_hash(const uint8_t *parent, uint64_t namespace_id, const int64_t *tokens, int64_t num_tokens,
-                                  uint8_t *out);
+PKV_API pkv_status pkv_block_hash(const uint8_t *parent, uint64_t namespace_id, const int64_t *tokens,
+                                  int64_t num_tokens, uint8_t *out);
 
 typedef enum pkv_event_kind {
   PKV_EVENT_STORED = 1,  /* a block can be hit from now on */
@@ -710,14 +716,14 @@ typedef struct pkv_event {
   uint8_t parent[32]; /* of the block before it; zeros for a first block, and for REMOVED and MOVED */
 } pkv_event;
 
-/* Takes the oldest events out of the cache's ring, at most capacity. The ring never waits: when it is full new events are
- * dropped and counted (pkv_cache_stats.dropped_events). One reading thread at a time, which need not be the mutating one.
- * UNSUPPORTED if event_capacity was 0. */
+/* Takes the oldest events out of the cache's ring, at most capacity. The ring never waits: when it is full new events
+ * are dropped and counted (pkv_cache_stats.dropped_events). One reading thread at a time, which need not be the
+ * mutating one. UNSUPPORTED if event_capacity was 0. */
 PKV_API pkv_status pkv_cache_read_events(pkv_cache *cache, pkv_event *out, int64_t capacity, int64_t *out_count);
 
-/* Records every call that changes the cache into a file (docs/trace-formats.md), from a cache without open sequences, pins
- * and cached blocks (else BUSY). If the file cannot be written on, recording ends, the log says so and is_tracing becomes
- * 0; the cache's calls are not affected. stop reports whether all was written. */
+/* Records every call that changes the cache into a file (docs/trace-formats.md), from a cache without open sequences,
+ * pins and cached blocks (else BUSY). If the file cannot be written on, recording ends, the log says so and is_tracing
+ * becomes 0; the cache's calls are not affected. stop reports whether all was written. */
 PKV_API pkv_status pkv_trace_start(pkv_cache *cache, const char *path);
 PKV_API pkv_status pkv_trace_stop(pkv_cache *cache);
 
@@ -731,17 +737,17 @@ typedef struct pkv_write_options {
 
 /* Stores the rows of a step's new tokens at its slots. k: [num_tokens, num_kv_heads, head_dim], v: [num_tokens,
  * num_kv_heads, v_head_dim], both of one dtype: float32, float16 or bfloat16 (converted, or quantised by the scales),
- * or the cache's own dtype (stored as it is; scale 1 where scales are per token and head). Padding is skipped. With rope
- * K is rotated first, as float32; a quantised dtype is then refused, and so is a cos_sin that does not reach to the
- * step's largest position. (A captured graph is replayed without this check.) options may be NULL. */
+ * or the cache's own dtype (stored as it is; scale 1 where scales are per token and head). Padding is skipped. With
+ * rope K is rotated first, as float32; a quantised dtype is then refused, and so is a cos_sin that does not reach to
+ * the step's largest position. (A captured graph is replayed without this check.) options may be NULL. */
 PKV_API pkv_status pkv_write_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch, const pkv_tensor *k,
                                 const pkv_tensor *v, const pkv_write_options *options);
 
 /* Rows [start, start + count) of one sequence of the batch's step, out of the cache and back into it: sequence_index is
  * its place in the prepare, and its length there bounds the range. k: [count, num_kv_heads, head_dim], v: [count,
  * num_kv_heads, v_head_dim], of one dtype: a float dtype (gathered: value = stored * scale, rounded; scattered: as in
- * write_kv), or the cache's own (bits as they are, without the scales of a block; scattered with scale 1 there). scatter
- * writes into the blocks of the sequence whoever else holds them; it takes no copy. */
+ * write_kv), or the cache's own (bits as they are, without the scales of a block; scattered with scale 1 there).
+ * scatter writes into the blocks of the sequence whoever else holds them; it takes no copy. */
 PKV_API pkv_status pkv_gather_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch, int64_t sequence_index,
                                  int64_t start, int64_t count, const pkv_tensor *k, const pkv_tensor *v,
                                  pkv_stream stream);

@@ -78,8 +78,10 @@ class BlockStore {
 
   // The registered block with this hash and these tokens, or kNoBlock.
   int32_t find(const Hash128 &hash, const int64_t *tokens) const;
-  // The block that is probably looked up next below this one: a hint.
-  void set_child(int32_t parent_block, int32_t child) { records_[parent_block].child = child; }
+  // The block that is probably looked up next below this one (kNoBlock if that has been released): a hint.
+  void set_child(int32_t parent_block, int32_t child) {
+    if (parent_block != kNoBlock) records_[parent_block].child = child;
+  }
   // Follows such hints below `previous` as far as they lead, for up to count blocks; how far. tokens: [count, block_size]
   int64_t follow_hints(int32_t previous, const int64_t *tokens, int64_t count, int32_t *out) const;
   // Gives held blocks their hashes, which extend `parents`: each is registered, unless a block with equal content is.

@@ -34,7 +34,8 @@ void Cache::settle_to(Sequence *sequence, int64_t position, int64_t first_new,
   Hash128 parents[kSettledRun], hashes[kSettledRun];
   Hash128 hash = previous_hash(*sequence, first);
   for (int64_t i = first; i < end;) {
-    const int64_t run_end = std::min(end, i + kSettledRun);
+    // An event names its block's parent, which is told by the block named last.
+    const int64_t run_end = std::min(end, events_ != nullptr ? i + 1 : i + kSettledRun);
     const bool was_stale = is_stale(chain, i);
     int64_t count = 0, num_unreported = 0;
     for (; i < run_end; ++i) {

@@ -1,7 +1,8 @@
 // Runs a fuzz target without a fuzzer: on random bytes, or on files.
 //   fuzz_cache [--seed N] [--runs N] [--calls N] [--seconds N]   seeds N, N + 1, ... until one of the limits
 //   fuzz_cache FILE...                               inputs that a fuzzer has kept
-// A failure prints its seed; --seed SEED --runs 1 repeats it, with --print so that every call is seen. For libFuzzer see cmake/PagedkvTests.cmake.
+// A failure prints its seed; --seed SEED --runs 1 repeats it, with --print so that every call is seen. For libFuzzer see
+// cmake/PagedkvTests.cmake.
 #include <csignal>
 #include <cstdint>
 #include <cstdio>

@@ -5,9 +5,10 @@
 //   r % group of the head's group, so that K and V are read once for all heads that share them. It walks the keys of
 //   its split in tiles of kTileKeys. The rows of a tile's K and V are found through the block table, read a tile before
 //   they are fetched so that nobody waits for it, and copied to shared memory with cp.async, up to num_stages - 1 tiles
-//   ahead; what lies outside the sequence is written as zeros there, so that nothing a slot may hold can reach a product. 8-bit K and V are widened,
-//   exactly, to the query's type on the way to a tile of their own; their scales multiply scores and weights in
-//   float32. Products run on the tensor cores (m16n8k16, float32 accumulation) with the usual online softmax in base 2.
+//   ahead; what lies outside the sequence is written as zeros there, so that nothing a slot may hold can reach a
+//   product. 8-bit K and V are widened, exactly, to the query's type on the way to a tile of their own; their scales
+//   multiply scores and weights in float32. Products run on the tensor cores (m16n8k16, float32 accumulation) with the
+//   usual online softmax in base 2.
 //   kRows = 64: each warp has 16 rows and all keys of the tile. kRows = 16 (decode): all warps have the same rows and a
 //   quarter of the keys each; their states are merged at the end.
 //   Long sequences are cut: thread blocks in z take chunks of their keys in turn and write their normalised parts and

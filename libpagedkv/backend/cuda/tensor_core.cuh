@@ -1,5 +1,6 @@
-// The few instructions that the attention kernels are made of, sm_80 and later: asynchronous copies to shared memory, 8x8 matrix loads, and the 16x8x16 product with float32 accumulation. Fragment layouts: PTX ISA, "Matrix
-// fragments for mma.m16n8k16" and "ldmatrix".
+// The few instructions that the attention kernels are made of, sm_80 and later: asynchronous copies to shared memory,
+// 8x8 matrix loads, and the 16x8x16 product with float32 accumulation. Fragment layouts: PTX ISA, "Matrix fragments
+// for mma.m16n8k16" and "ldmatrix".
 #pragma once
 
 #include <cuda_bf16.h>
