@@ -4,6 +4,7 @@ import pytest
 
 import pagedkv
 
+from . import arrays
 from .caches import count_hit, ids, make_cache, open_with, refused, take_picture
 from .marked import MarkedCache
 
@@ -86,6 +87,7 @@ def test_a_wrong_open_many_opens_nothing(device, prompts, options):
 
 def test_arrays_are_taken_like_lists(device):
     cache = make_cache(device, 32)
+    arrays.for_device(device).fill_blocks(cache, 0)  # accept moves rows that nobody writes here
     seqs = cache.open_many((np.arange(9), np.arange(5, dtype=np.int32)), namespace=np.array([1, 2]), tag=np.int64(3))
     assert [(seq.namespace, seq.tag) for seq in seqs] == [(1, 3), (2, 3)]
     for seq in seqs:
