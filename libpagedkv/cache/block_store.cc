@@ -10,7 +10,7 @@ namespace pkv {
 namespace {
 
 // Evicted together: what the next ones need is loaded meanwhile.
-constexpr int64_t kEvictionRun = 32;
+constexpr int64_t kEvictionRun = 16;
 
 // The namespaces of blocks that follow each other, mostly one.
 class OwnerOfRun {
@@ -97,7 +97,7 @@ void BlockStore::release(const int32_t *blocks, int64_t count, uint32_t level) {
   int64_t num_freed = 0;
   for (int64_t i = count - 1; i >= 0; --i) {
     const int32_t block = blocks[i];
-    if (i >= 8) __builtin_prefetch(&records_[blocks[i - 8]], 1);
+    if (i >= 16) __builtin_prefetch(&records_[blocks[i - 16]], 1);
     BlockRecord &record = records_[block];
     assert(record.holders > 0 && record.namespace_index != kNoNamespace);
     if (raises) retention_.raise(block, level);
@@ -369,12 +369,19 @@ void BlockStore::finish_eviction(int32_t block, NamespaceRecord *owner) {
 // count <= num_cached().
 void BlockStore::evict_victims(int64_t count, int32_t *out_blocks) {
   OwnerOfRun owner(&namespaces_);
-  while (count > 0) {
-    const int64_t run = eviction_.pop_victims(std::min(count, kEvictionRun), out_blocks);
-    for (int64_t i = 0; i < run; ++i) index_.prefetch(records_[out_blocks[i]].hash);
-    for (int64_t i = 0; i < run; ++i) finish_eviction(out_blocks[i], owner.of(records_[out_blocks[i]]));
-    out_blocks += run;
-    count -= run;
+  // The index lines of one run are on their way while the run before is finished.
+  int64_t num_popped = 0, num_finished = 0;
+  while (num_finished < count) {
+    const int64_t popped_before = num_popped;
+    if (num_popped < count) {
+      num_popped += eviction_.pop_victims(std::min(count - num_popped, kEvictionRun), out_blocks + num_popped);
+      for (int64_t i = popped_before; i < num_popped; ++i) index_.prefetch(records_[out_blocks[i]].hash);
+    }
+    const int64_t end = num_popped == popped_before ? count : popped_before;
+    for (; num_finished < end; ++num_finished) {
+      const int32_t block = out_blocks[num_finished];
+      finish_eviction(block, owner.of(records_[block]));
+    }
   }
 }
 

@@ -81,6 +81,10 @@ struct StepItem {
 };
 
 constexpr int64_t kSettledRun = 16;  // blocks hashed together: what registering them touches is loaded meanwhile
+struct SettledRun {
+  int32_t blocks[kSettledRun];
+  Hash128 parents[kSettledRun], hashes[kSettledRun];
+};
 
 struct HashedBlock {
   int32_t block;
@@ -386,6 +390,7 @@ class Cache {
   int64_t num_open_ = 0;
   uint64_t serial_ = 0;  // of the last call that changed anything
   Step single_;  // for append()
+  SettledRun settled_run_;
   std::vector<int32_t> matched_;  // hit blocks of one lookup
   std::unique_ptr<PartialIndex> partial_index_;  // with partial_reuse
   std::vector<Sequence *> found_;      // of a call for many

@@ -30,9 +30,12 @@ void Cache::settle_to(Sequence *sequence, int64_t position, int64_t first_new,
   const int32_t *table = sequence->table.data();
   const Chain &chain = sequence->chain;
   const int64_t first_reported = hashed_blocks == nullptr ? end : block_math_.index_of(first_new);
-  int32_t blocks[kSettledRun];  // a run of blocks to register
-  Hash128 parents[kSettledRun], hashes[kSettledRun];
-  Hash128 hash = previous_hash(*sequence, first);
+  // A run of blocks to register. (Hash128 clears itself: arrays of it here would be cleared at each call.)
+  int32_t *blocks = settled_run_.blocks;
+  Hash128 *parents = settled_run_.parents, *hashes = settled_run_.hashes;
+  // Word by word: a hash that was just stored in halves and is loaded whole waits for the store.
+  const Hash128 previous = previous_hash(*sequence, first);
+  uint64_t low = previous.low, high = previous.high;
   for (int64_t i = first; i < end;) {
     // An event names its block's parent, which is told by the block named last.
     const int64_t run_end = std::min(end, events_ != nullptr ? i + 1 : i + kSettledRun);
@@ -42,18 +45,23 @@ void Cache::settle_to(Sequence *sequence, int64_t position, int64_t first_new,
       const int32_t block = table[i];
       const BlockRecord &record = blocks_.record(block);
       if (i > 0) blocks_.set_child(table[i - 1], block);
-      const Hash128 parent = chain_hash(chain, i, hash);
+      const Hash128 parent = chain_hash(chain, i, {low, high});
       if (record.is_hashed) {  // a fork that shares the block has settled it already; its hash is the same
-        hash = record.hash;
+        low = record.hash.low;
+        high = record.hash.high;
         continue;
       }
       if (!chain.regions.empty() && is_stale(chain, i) != was_stale) break;  // starts a run of its own
       if (events_ != nullptr) name_block(chain, table, i);
-      hash = hasher_.extend(parent, blocks_.tokens(block));
-      blocks_.prefetch_hash(hash);
+      const Hash128 hash = hasher_.extend(parent, blocks_.tokens(block));
+      low = hash.low;
+      high = hash.high;
+      blocks_.prefetch_hash({low, high});
       blocks[count] = block;
-      parents[count] = parent;
-      hashes[count++] = hash;
+      parents[count].low = parent.low;
+      parents[count].high = parent.high;
+      hashes[count].low = low;
+      hashes[count++].high = high;
       num_unreported += i < first_reported;
     }
     blocks_.set_hashes(blocks, parents, hashes, count, was_stale);
