@@ -75,7 +75,16 @@ Status Cache::invalidate_namespace(uint64_t id, int64_t *out_count) {
   }
   ++namespaces.change(index).epoch;
   *out_count = blocks_.invalidate(index);
-  if (has_regions_) *out_count += blocks_.forget_all_but(is_kept);
+  if (has_regions_) {
+    // What a sequence holds and nobody can hit now, because its parent is gone, may be hit again.
+    for (const std::unique_ptr<Sequence> &sequence : sequences_) {
+      for (int32_t i = 0; sequence->is_open && i < sequence->num_blocks; ++i) {
+        const int32_t block = sequence->table[i];
+        if (block != kNoBlock && !is_stale(sequence->chain, i)) is_kept[static_cast<size_t>(block)] = true;
+      }
+    }
+    *out_count += blocks_.forget_all_but(is_kept);
+  }
   ++serial_;
   publish();
   return PKV_OK;
