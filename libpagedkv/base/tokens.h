@@ -48,20 +48,4 @@ inline void copy_tokens(const int64_t *from, int64_t count, int64_t *to) {
   }
 }
 
-// first, first + 1, ...
-inline void fill_counting(int64_t first, int64_t count, int64_t *to) {
-#if defined(__SSE2__)
-  if (count == 16) {
-    __m128i pair = _mm_add_epi64(_mm_set1_epi64x(first), _mm_set_epi64x(1, 0));
-    const __m128i two = _mm_set1_epi64x(2);
-    for (int i = 0; i < 8; ++i) {
-      _mm_storeu_si128(reinterpret_cast<__m128i *>(to) + i, pair);
-      pair = _mm_add_epi64(pair, two);
-    }
-    return;
-  }
-#endif
-  for (int64_t i = 0; i < count; ++i) to[i] = first + i;
-}
-
 }  // namespace pkv
