@@ -11,16 +11,7 @@
 namespace pkv {
 
 // Negative if one of the tokens is. tokens: [count]
-inline int64_t combine_signs(const int64_t *tokens, int64_t count) {
-  int64_t signs[16] = {};
-  int64_t i = 0;
-  for (; i + 16 <= count; i += 16) {
-    for (int j = 0; j < 16; ++j) signs[j] |= tokens[i + j];
-  }
-  for (; i < count; ++i) signs[0] |= tokens[i];
-  for (int j = 1; j < 16; ++j) signs[0] |= signs[j];
-  return signs[0];
-}
+int64_t combine_signs(const int64_t *tokens, int64_t count);
 
 // row: of a block, aligned to 16 bytes if it has 16 tokens.
 inline bool equals_row(const int64_t *row, const int64_t *tokens, int32_t count) {
