@@ -97,6 +97,14 @@ struct QuotaEviction {
   int64_t num_blocks;
 };
 
+// What a sequence is going to use: table entries [first, end), behind its length, of which the reserved ones are there
+// already; and a copy of the block at one entry.
+struct Growth {
+  int64_t first, end;
+  int64_t copied_entry;   // -1: no copy
+  int32_t reserved_copy;  // the reserved block that becomes it, or kNoBlock
+};
+
 struct Step {
   std::vector<StepItem> items;
   std::vector<HashedBlock> hashed_blocks;  // blocks written by the step that it gave a hash
@@ -290,14 +298,16 @@ class Cache {
   // before the first), appended to out. Reads only.
   void find_prefix(const Chain &chain, int32_t previous, const int64_t *tokens, int64_t first, int64_t end,
                    std::vector<int32_t> *out) const;
-  // A block that was just taken counts for the namespace of its place in the sequence's table.
+  // A block that was just taken, or reserved for another place, counts for the namespace of its place in the sequence's
+  // table.
   void own_block(const Sequence &sequence, int64_t block_index, int32_t block) {
     blocks_.set_owner(block, sequence.chain.at(block_index).index);
   }
 
   // Quotas: whether namespaces may have the blocks that a call is going to take, and what they have to evict for it.
   Status plan_quotas(Step *step);
-  Status plan_quota_growth(const Sequence &sequence, int64_t first, int64_t end, int64_t index,
+  void plan_quota_change(uint32_t namespace_index, int64_t count, std::vector<QuotaEviction> *evictions);
+  Status plan_quota_growth(const Sequence &sequence, const Growth &growth, int64_t index,
                            std::vector<QuotaEviction> *evictions);
   void finish_quota_plan(std::vector<QuotaEviction> *evictions);
   void evict_over_quota(const std::vector<QuotaEviction> &evictions);

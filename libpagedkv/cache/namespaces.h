@@ -27,7 +27,8 @@ struct NamespaceRecord {
   int64_t sequences = 0;   // opened in it
   int64_t references = 0;  // of sequences and their regions, and of pins
   int64_t queried_tokens = 0, hit_tokens = 0, evictions = 0;
-  int64_t planned = 0;     // blocks, while a call is planned; zero between calls
+  int64_t planned = 0;     // blocks more, while a call is planned; zero between calls
+  bool is_planned = false;
   // With a quota: its cached blocks, least recently released first.
   int32_t first_own = kNoBlock, last_own = kNoBlock;
 };

@@ -31,20 +31,38 @@ int64_t count_blocks(const Chain &chain, int64_t first, int64_t end, uint32_t na
 
 }  // namespace
 
-// Of the index-th sequence of a call: table entries [first, end) are going to be new blocks.
-Status Cache::plan_quota_growth(const Sequence &sequence, int64_t first, int64_t end, int64_t index,
+// One of the namespaces is going to have so many blocks more, or less.
+void Cache::plan_quota_change(uint32_t namespace_index, int64_t count, std::vector<QuotaEviction> *evictions) {
+  NamespaceRecord &record = blocks_.namespaces()[namespace_index];
+  if (record.quota == 0) return;
+  if (!record.is_planned) evictions->push_back({namespace_index, 0});
+  record.is_planned = true;
+  record.planned += count;
+}
+
+// Of the index-th sequence of a call. Reserved blocks count already, but maybe for the namespaces of other places.
+Status Cache::plan_quota_growth(const Sequence &sequence, const Growth &growth, int64_t index,
                                 std::vector<QuotaEviction> *evictions) {
   Namespaces &namespaces = blocks_.namespaces();
   evictions->reserve(namespaces.num_records());
+  const Chain &chain = sequence.chain;
+  for (int64_t i = growth.first; i < std::min<int64_t>(growth.end, sequence.num_blocks); ++i) {
+    plan_quota_change(blocks_.record(sequence.table[i]).namespace_index, -1, evictions);
+  }
+  if (growth.reserved_copy != kNoBlock) {
+    plan_quota_change(blocks_.record(growth.reserved_copy).namespace_index, -1, evictions);
+  }
+  visit_scopes(chain, growth.first, growth.end,
+               [&](const Scope &scope, int64_t count) { plan_quota_change(scope.index, count, evictions); });
+  if (growth.copied_entry >= 0) plan_quota_change(chain.at(growth.copied_entry).index, 1, evictions);
+
   Status status = PKV_OK;
-  visit_scopes(sequence.chain, first, end, [&](const Scope &scope, int64_t count) {
-    NamespaceRecord &record = namespaces[scope.index];
-    if (record.quota == 0 || status != PKV_OK) return;
-    const int64_t num_entries = std::max<int64_t>(end, sequence.num_blocks);
-    const int64_t of_sequence = count_blocks(sequence.chain, 0, num_entries, scope.index) -
-                                count_blocks(sequence.chain, first_releasable_, sequence.released_end, scope.index);
-    if (record.planned == 0) evictions->push_back({scope.index, 0});
-    record.planned += count;
+  const auto check = [&](const Scope &scope) {
+    const NamespaceRecord &record = namespaces[scope.index];
+    if (record.quota == 0 || record.planned <= 0 || status != PKV_OK) return;
+    const int64_t num_entries = std::max<int64_t>(growth.end, block_math_.count_blocks(sequence.length));
+    const int64_t of_sequence = count_blocks(chain, 0, num_entries, scope.index) -
+                                count_blocks(chain, first_releasable_, sequence.released_end, scope.index);
     if (of_sequence > record.quota) {
       status = fail_shortage(PKV_NEVER_FITS, of_sequence, record.quota, index,
                              "sequences[%" PRId64 "]: %" PRId64 " blocks of namespace %" PRIu64
@@ -57,26 +75,21 @@ Status Cache::plan_quota_growth(const Sequence &sequence, int64_t first, int64_t
                              " of its quota of %" PRId64 "; sequences[%" PRId64 "] is the first that does not fit",
                              record.planned, record.id, record.held, record.quota, index);
     }
-  });
+  };
+  visit_scopes(chain, growth.first, growth.end, [&](const Scope &scope, int64_t) { check(scope); });
+  if (growth.copied_entry >= 0) check(chain.at(growth.copied_entry));
   if (status != PKV_OK) ++refusals_;
   return status;
 }
 
 Status Cache::plan_quotas(Step *step) {
-  const int32_t block_size = layout_.block_size();
   Status status = PKV_OK;
   for (size_t i = 0; i < step->items.size() && status == PKV_OK; ++i) {
     const StepItem &item = step->items[i];
-    const int64_t index = static_cast<int64_t>(i), place = item.old_length / block_size;
-    const auto plan = [&](int64_t first, int64_t end) {
-      if (status == PKV_OK) status = plan_quota_growth(*item.sequence, first, end, index, &step->quota_evictions);
-    };
-    if (item.copies) {
-      // A reserved block may count for another namespace until it becomes the copy.
-      const uint32_t reserved = blocks_.record(item.sequence->table[item.old_num_blocks - 1]).namespace_index;
-      if (!item.copies_into_reserved || reserved != item.sequence->chain.at(place).index) plan(place, place + 1);
-    }
-    plan(item.old_num_blocks, divide_up(item.old_length + item.count, block_size));
+    Growth growth = {block_math_.count_blocks(item.old_length), item.new_num_blocks, -1, kNoBlock};
+    if (item.copies) growth.copied_entry = block_math_.index_of(item.old_length);
+    if (item.copies_into_reserved) growth.reserved_copy = item.sequence->table[item.old_num_blocks - 1];
+    status = plan_quota_growth(*item.sequence, growth, static_cast<int64_t>(i), &step->quota_evictions);
   }
   finish_quota_plan(&step->quota_evictions);
   publish();
@@ -89,8 +102,8 @@ Status Cache::plan_replaced_quotas() {
   if (!blocks_.namespaces().has_quotas()) return PKV_OK;
   Status status = PKV_OK;
   for (const ReplacedBlock &replaced : moves_.replaced) {
-    status = plan_quota_growth(*replaced.sequence, replaced.block_index, replaced.block_index + 1,
-                               replaced.sequence_index, &quota_evictions_);
+    const Growth growth = {0, 0, replaced.block_index, kNoBlock};
+    status = plan_quota_growth(*replaced.sequence, growth, replaced.sequence_index, &quota_evictions_);
     if (status != PKV_OK) break;
   }
   finish_quota_plan(&quota_evictions_);
@@ -103,6 +116,7 @@ void Cache::finish_quota_plan(std::vector<QuotaEviction> *evictions) {
     NamespaceRecord &record = blocks_.namespaces()[eviction.namespace_index];
     eviction.num_blocks = std::max<int64_t>(record.held + record.cached + record.planned - record.quota, 0);
     record.planned = 0;
+    record.is_planned = false;
   }
 }
 

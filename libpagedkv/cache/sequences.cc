@@ -274,11 +274,12 @@ Status Cache::reserve(pkv_sequence id, int64_t num_tokens) {
                          "%" PRId64 " tokens and %" PRId64 " more do not fit into %" PRId64 " blocks of %d",
                          sequence->length, num_tokens, num_blocks(), block_size);
   }
-  // A shared partial block will be copied at the first write into it: that takes one block more.
-  const int64_t last = sequence->length / block_size;
+  // A shared partial block will be copied at the first write into it: that takes one block more, the last one.
+  const int64_t last = sequence->length / block_size, end = divide_up(length, block_size);
   const bool copies = num_tokens > 0 && sequence->length % block_size != 0 &&
                       (blocks_.record(sequence->table[last]).holders > 1 || is_borrowed(*sequence, last));
-  const int64_t needed = divide_up(length, block_size) + copies - sequence->num_blocks;
+  const int64_t num_entries = std::max<int64_t>(sequence->num_blocks, end + copies);
+  const int64_t needed = num_entries - sequence->num_blocks;
   expire();
   if (needed > blocks_.num_available()) {
     ++refusals_;
@@ -286,21 +287,22 @@ Status Cache::reserve(pkv_sequence id, int64_t num_tokens) {
     return fail_shortage(PKV_OUT_OF_BLOCKS, needed, blocks_.num_available(), 0,
                          "%" PRId64 " blocks to reserve, %" PRId64 " available", needed, blocks_.num_available());
   }
-  if (needed > 0) {
-    ensure_table(sequence, sequence->num_blocks + needed);
-    const int64_t first = sequence->num_blocks;
-    if (blocks_.namespaces().has_quotas()) {
-      quota_evictions_.clear();
-      const Status status = plan_quota_growth(*sequence, first, first + needed, 0, &quota_evictions_);
-      finish_quota_plan(&quota_evictions_);
-      publish();
-      PKV_TRY(status);
-      evict_over_quota(quota_evictions_);
-    }
-    blocks_.take(needed, sequence->table.data() + first, kNoNamespace);
-    for (int64_t i = first; i < first + needed; ++i) own_block(*sequence, i, sequence->table[i]);
-    sequence->num_blocks += static_cast<int32_t>(needed);
+  ensure_table(sequence, num_entries);
+  const int64_t first = block_math_.count_blocks(sequence->length);
+  if (blocks_.namespaces().has_quotas()) {
+    Growth growth = {first, end, copies ? last : -1, kNoBlock};
+    if (copies && needed == 0) growth.reserved_copy = sequence->table[num_entries - 1];
+    quota_evictions_.clear();
+    const Status status = plan_quota_growth(*sequence, growth, 0, &quota_evictions_);
+    finish_quota_plan(&quota_evictions_);
+    publish();
+    PKV_TRY(status);
+    evict_over_quota(quota_evictions_);
   }
+  if (needed > 0) blocks_.take(needed, sequence->table.data() + sequence->num_blocks, kNoNamespace);
+  sequence->num_blocks = static_cast<int32_t>(num_entries);
+  for (int64_t i = first; i < end; ++i) own_block(*sequence, i, sequence->table[i]);
+  if (copies) own_block(*sequence, last, sequence->table[num_entries - 1]);
   finish_call(sequence);
   return PKV_OK;
 }

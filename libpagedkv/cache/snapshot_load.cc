@@ -74,7 +74,8 @@ Status Cache::load_sequence(const pkv_snapshot_io &io, const pkv_open_options *o
   if (blocks_.namespaces().has_quotas()) {
     quota_evictions_.clear();
     // Cached ones will be held, as new ones are; but they are counted already.
-    const Status status = plan_quota_growth(*sequence, num_hit - num_protected, num_total, 0, &quota_evictions_);
+    const Growth growth = {num_hit - num_protected, num_total, -1, kNoBlock};
+    const Status status = plan_quota_growth(*sequence, growth, 0, &quota_evictions_);
     for (const int32_t block : matched_) {
       NamespaceRecord &owner = blocks_.namespaces()[blocks_.record(block).namespace_index];
       if (blocks_.is_cached(block) && owner.planned > 0) --owner.planned;

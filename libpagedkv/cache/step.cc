@@ -181,6 +181,10 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
       }
     }
     const int32_t num_needed = static_cast<int32_t>(item.new_num_blocks);
+    if (!sequence->chain.regions.empty()) {  // what was reserved for a copy, or before a rematch
+      const int32_t num_there = std::min(num_needed, sequence->num_blocks);
+      for (int64_t i = block_math_.count_blocks(item.old_length); i < num_there; ++i) own_block(*sequence, i, table[i]);
+    }
     for (; sequence->num_blocks < num_needed; ++sequence->num_blocks) {
       own_block(*sequence, sequence->num_blocks, *next_new);
       table[sequence->num_blocks] = *next_new++;

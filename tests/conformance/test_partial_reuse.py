@@ -108,6 +108,20 @@ def test_rematch_drops_the_partial_match_first(device):
         third.seq.rematch(ids(prompt[:11]))
 
 
+def test_rematch_never_takes_less(device):
+    cache = make(device)
+    cache.open_with(range(4)).seq.close()
+    marked = cache.open([0, 1, 2, 9])
+    assert marked.seq.rematch(ids([0, 1, 2])) == 3      # open would leave the last token
+    for i in range(8):
+        cache.open_with([0, 20 + i, 5, 5]).seq.close()  # the only ones that are compared now
+    assert cache.cache.probe([0, 1, 2, 9]) == 1
+    assert marked.seq.rematch(ids([0, 1, 2, 9])) == 3
+    assert marked.seq.length == marked.seq.num_cached_tokens == 3
+    assert cache.cache.stats()["hit_tokens"] == 3 + 8   # each of the eight hit one
+    cache.check([marked])
+
+
 def test_before_the_first_append_everything_is_legal(device):
     cache = make(device, 64)
     cache.open_with(range(12)).seq.close()

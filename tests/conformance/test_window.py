@@ -239,3 +239,20 @@ def test_released_keys_are_masked_by_every_kernel(device, isa, dtype, q_dtype, k
                 np.testing.assert_allclose(actual[i, head], expected, atol=tolerance, rtol=0)
                 expected = np.log(weights.sum()) + scores.max()
                 np.testing.assert_allclose(cache.arrays.get(lse)[i, head], expected, atol=tolerance, rtol=0)
+
+
+def test_discard_keeps_settled_what_was_given_back(device):
+    """Tokens that others named are settled by the step, and the window gives their blocks back with it."""
+    cache = make_cache(device, 16, window=4)
+    batch = cache.batch(max_sequences=1, max_tokens=8)
+    seq = cache.open([])
+    seq.append([-1] * 12)
+    seq.fork().commit(ids(range(12)))
+    assert seq.settled_length == 0
+    batch.prepare([seq], [1], tokens=ids([12]))
+    assert seq.blocks.tolist()[:2] == [-1, -1] and seq.settled_length == 13
+    cache.discard(batch)
+    assert seq.length == 12 and seq.settled_length >= 8
+    cache.check()
+    seq.commit(ids(range(seq.settled_length, 12)))
+    cache.check()

@@ -92,9 +92,7 @@ void Driver::reserve() {
   if (bytes_.take(2) == 0) return;
   model_->check();
   before_ = model_->stats();
-  // Of the copy that a shared block may need, a quota of another namespace is not asked ahead.
-  const bool has_quota = std::any_of(model_->quotas.begin(), model_->quotas.end(), [](int64_t quota) { return quota > 0; });
-  append_to(&sequence, take_tokens(count), !has_quota || sequence.scopes.size() == 1);
+  append_to(&sequence, take_tokens(count), true);
 }
 
 bool Driver::may_refuse_cut(const Sequence &sequence, pkv_status status) const {
