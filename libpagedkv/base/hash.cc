@@ -76,6 +76,12 @@ Hash128 BlockHasher::digest_by_nh(const uint64_t *key, const int64_t *tokens, in
   return {fold(first), fold(second)};
 }
 
+void BlockHasher::finish_stores() const {
+#if defined(__x86_64__)
+  if (streams_rows()) _mm_sfence();
+#endif
+}
+
 void BlockHasher::store_by_digest(const BlockHasher &hasher, const int64_t *tokens, const int32_t *blocks, int64_t count,
                                   int64_t *rows, Hash128 *out) {
   const int32_t block_size = hasher.block_size_;
@@ -149,7 +155,8 @@ BlockHasher::Store BlockHasher::choose_store(Digest digest, int32_t block_size) 
   return digest == digest_by_wide_aes && block_size == 16 ? store_sixteen : store_by_digest;
 }
 
-// digest_by_wide_aes and the copy in one, for blocks of 16 tokens: all keys stay in registers.
+// digest_by_wide_aes and the copy in one, for blocks of 16 tokens: all keys stay in registers. A row, two whole cache
+// lines, goes past the caches: it is read again when its prompt is, and need not be fetched to be overwritten.
 __attribute__((target("vaes,avx2"))) void BlockHasher::store_sixteen(const BlockHasher &hasher, const int64_t *tokens,
                                                                      const int32_t *blocks, int64_t count,
                                                                      int64_t *rows, Hash128 *out) {
@@ -165,7 +172,7 @@ __attribute__((target("vaes,avx2"))) void BlockHasher::store_sixteen(const Block
     __m256i pairs[4];
     for (int j = 0; j < 4; ++j) {
       pairs[j] = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(tokens + 4 * j));
-      _mm256_storeu_si256(reinterpret_cast<__m256i *>(row + 4 * j), pairs[j]);
+      _mm256_stream_si256(reinterpret_cast<__m256i *>(row + 4 * j), pairs[j]);
       pairs[j] = _mm256_xor_si256(pairs[j], keys[j]);
     }
     for (const __m256i &round : rounds) {

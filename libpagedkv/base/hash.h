@@ -44,10 +44,14 @@ class BlockHasher {
     return chain(parent, digest_(key_.data(), tokens, block_size_));
   }
   // The same in two steps, for many blocks: what their tokens ([count, block_size]) give, while they are copied to rows,
-  // block i to [blocks[i], block_size]; then what each gives behind its parent.
+  // block i to [blocks[i], block_size]; then what each gives behind its parent. rows: aligned to a cache line.
   void digest_and_store(const int64_t *tokens, const int32_t *blocks, int64_t count, int64_t *rows, Hash128 *out) const {
     store_(*this, tokens, blocks, count, rows, out);
   }
+  // After the last digest_and_store of a call: the rows are there for other threads, too.
+  void finish_stores() const;
+  // Whether rows are written past the caches: then to prefetch them is in vain.
+  bool streams_rows() const { return store_ == store_sixteen; }
   Hash128 chain(const Hash128 &parent, const Hash128 &digest) const {
     return {fold(static_cast<uint128_t>(parent.low) * chain_key_[4]) + digest.low,
             fold(static_cast<uint128_t>(parent.high) * chain_key_[5]) + digest.high};

@@ -92,9 +92,10 @@ class BlockStore {
   }
 
   // Starts to load what an access soon to come will touch. Any number may be given.
-  void prefetch_block(int64_t block) const {
+  void prefetch_block(int64_t block, bool has_row = true) const {
     if (static_cast<uint64_t>(block) >= static_cast<uint64_t>(records_.size())) return;
     __builtin_prefetch(&records_[block], 1);
+    if (!has_row) return;
     const char *row = reinterpret_cast<const char *>(tokens(static_cast<int32_t>(block)));
     __builtin_prefetch(row, 1);
     __builtin_prefetch(row + kCacheLineBytes, 1);

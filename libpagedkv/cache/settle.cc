@@ -90,12 +90,13 @@ void Cache::settle_new_blocks(Sequence *sequence, int64_t first, int64_t end, co
   size_t place = step->hashed_blocks.size();
   step->hashed_blocks.resize(place + static_cast<size_t>(end - first));
   int32_t previous = first == 0 ? kNoBlock : table[first - 1];
+  const bool has_rows_ahead = !hasher_.streams_rows();
   for (int64_t i = first; i < end;) {
     const int64_t count = std::min(end - i, kSettledRun);
     const int32_t *blocks = table + i;
     hasher_.digest_and_store(tokens, blocks, count, blocks_.tokens(0), digests);
     for (int64_t j = 0; j < count; ++j) {
-      if (i + j + kSettledRun < end) blocks_.prefetch_block(blocks[j + kSettledRun]);
+      if (i + j + kSettledRun < end) blocks_.prefetch_block(blocks[j + kSettledRun], has_rows_ahead);
       parents[j].low = low;
       parents[j].high = high;
       const Hash128 hash = hasher_.chain({low, high}, digests[j]);
@@ -115,6 +116,7 @@ void Cache::settle_new_blocks(Sequence *sequence, int64_t first, int64_t end, co
     tokens += count * block_size;
     i += count;
   }
+  hasher_.finish_stores();
   sequence->settled_length = end * block_size;
 }
 
