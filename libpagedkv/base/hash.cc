@@ -1,5 +1,6 @@
 #include "base/hash.h"
 
+#include <cstring>
 #include <random>
 
 #if defined(__x86_64__)
@@ -27,6 +28,7 @@ uint64_t random_seed() {
 BlockHasher::BlockHasher(uint64_t seed, int32_t block_size, HashDigest digest)
     : block_size_(block_size),
       digest_(choose_digest(digest, block_size)),
+      store_(choose_store(digest_, block_size)),
       key_(static_cast<size_t>(block_size + block_size % 2 + kSharedWords)) {
   uint64_t state = seed == 0 ? random_seed() : seed;
   for (uint64_t &word : key_) word = next_word(&state);
@@ -72,6 +74,16 @@ Hash128 BlockHasher::digest_by_nh(const uint64_t *key, const int64_t *tokens, in
     second += multiply(a + key[i + 2], key[i + 3]);
   }
   return {fold(first), fold(second)};
+}
+
+void BlockHasher::store_by_digest(const BlockHasher &hasher, const int64_t *tokens, const int32_t *blocks, int64_t count,
+                                  int64_t *rows, Hash128 *out) {
+  const int32_t block_size = hasher.block_size_;
+  for (int64_t i = 0; i < count; ++i, tokens += block_size) {
+    std::memcpy(rows + static_cast<int64_t>(blocks[i]) * block_size, tokens,
+                sizeof(int64_t) * static_cast<size_t>(block_size));
+    out[i] = hasher.digest_(hasher.key_.data(), tokens, block_size);
+  }
 }
 
 #if defined(__x86_64__)
@@ -133,9 +145,44 @@ __attribute__((target("vaes,avx2"))) Hash128 BlockHasher::digest_by_wide_aes(con
   return {static_cast<uint64_t>(_mm_cvtsi128_si64(folded)), static_cast<uint64_t>(_mm_extract_epi64(folded, 1))};
 }
 
+BlockHasher::Store BlockHasher::choose_store(Digest digest, int32_t block_size) {
+  return digest == digest_by_wide_aes && block_size == 16 ? store_sixteen : store_by_digest;
+}
+
+// digest_by_wide_aes and the copy in one, for blocks of 16 tokens: all keys stay in registers.
+__attribute__((target("vaes,avx2"))) void BlockHasher::store_sixteen(const BlockHasher &hasher, const int64_t *tokens,
+                                                                     const int32_t *blocks, int64_t count,
+                                                                     int64_t *rows, Hash128 *out) {
+  constexpr int kTokens = 16;
+  const uint64_t *key = hasher.key_.data();
+  __m256i keys[4], rounds[4];
+  for (int j = 0; j < 4; ++j) {
+    keys[j] = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(key + 4 * j));
+    rounds[j] = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i *>(key + kTokens + 2 * j)));
+  }
+  for (int64_t i = 0; i < count; ++i, tokens += kTokens) {
+    int64_t *row = rows + static_cast<int64_t>(blocks[i]) * kTokens;
+    __m256i pairs[4];
+    for (int j = 0; j < 4; ++j) {
+      pairs[j] = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(tokens + 4 * j));
+      _mm256_storeu_si256(reinterpret_cast<__m256i *>(row + 4 * j), pairs[j]);
+      pairs[j] = _mm256_xor_si256(pairs[j], keys[j]);
+    }
+    for (const __m256i &round : rounds) {
+      for (__m256i &pair : pairs) pair = _mm256_aesenc_epi128(pair, round);
+    }
+    const __m256i sum =
+        _mm256_xor_si256(_mm256_xor_si256(pairs[0], pairs[1]), _mm256_xor_si256(pairs[2], pairs[3]));
+    const __m128i folded = _mm_xor_si128(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i *>(out + i), folded);
+  }
+}
+
 #else
 
 BlockHasher::Digest BlockHasher::choose_digest(HashDigest, int32_t) { return digest_by_nh; }
+
+BlockHasher::Store BlockHasher::choose_store(Digest, int32_t) { return store_by_digest; }
 
 #endif
 

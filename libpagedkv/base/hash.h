@@ -41,7 +41,14 @@ class BlockHasher {
 
   // Hash of a full block. tokens: [block_size]
   Hash128 extend(const Hash128 &parent, const int64_t *tokens) const {
-    const Hash128 digest = digest_(key_.data(), tokens, block_size_);
+    return chain(parent, digest_(key_.data(), tokens, block_size_));
+  }
+  // The same in two steps, for many blocks: what their tokens ([count, block_size]) give, while they are copied to rows,
+  // block i to [blocks[i], block_size]; then what each gives behind its parent.
+  void digest_and_store(const int64_t *tokens, const int32_t *blocks, int64_t count, int64_t *rows, Hash128 *out) const {
+    store_(*this, tokens, blocks, count, rows, out);
+  }
+  Hash128 chain(const Hash128 &parent, const Hash128 &digest) const {
     return {fold(static_cast<uint128_t>(parent.low) * chain_key_[4]) + digest.low,
             fold(static_cast<uint128_t>(parent.high) * chain_key_[5]) + digest.high};
   }
@@ -56,10 +63,18 @@ class BlockHasher {
   static Hash128 digest_by_aes(const uint64_t *key, const int64_t *tokens, int32_t count);
   static Hash128 digest_by_wide_aes(const uint64_t *key, const int64_t *tokens, int32_t count);
   static Digest choose_digest(HashDigest digest, int32_t block_size);
+  using Store = void (*)(const BlockHasher &hasher, const int64_t *tokens, const int32_t *blocks, int64_t count,
+                         int64_t *rows, Hash128 *out);
+  static void store_by_digest(const BlockHasher &hasher, const int64_t *tokens, const int32_t *blocks, int64_t count,
+                              int64_t *rows, Hash128 *out);
+  static void store_sixteen(const BlockHasher &hasher, const int64_t *tokens, const int32_t *blocks, int64_t count,
+                            int64_t *rows, Hash128 *out);
+  static Store choose_store(Digest digest, int32_t block_size);
   static uint64_t fold(uint128_t value) { return static_cast<uint64_t>(value) ^ static_cast<uint64_t>(value >> 64); }
 
   const int32_t block_size_;
   const Digest digest_;
+  const Store store_;
   std::vector<uint64_t> key_;
   uint64_t chain_key_[6];
 };

@@ -11,16 +11,7 @@
 namespace pkv {
 
 // Negative if one of the tokens is. tokens: [count]
-inline int64_t combine_signs(const int64_t *tokens, int64_t count) {
-  int64_t signs[16] = {};
-  int64_t i = 0;
-  for (; i + 16 <= count; i += 16) {
-    for (int j = 0; j < 16; ++j) signs[j] |= tokens[i + j];
-  }
-  for (; i < count; ++i) signs[0] |= tokens[i];
-  for (int j = 1; j < 16; ++j) signs[0] |= signs[j];
-  return signs[0];
-}
+int64_t combine_signs(const int64_t *tokens, int64_t count);
 
 // row: of a block, aligned to 16 bytes if it has 16 tokens.
 inline bool equals_row(const int64_t *row, const int64_t *tokens, int32_t count) {
@@ -46,22 +37,6 @@ inline void copy_tokens(const int64_t *from, int64_t count, int64_t *to) {
   } else {
     for (int64_t i = 0; i < count; ++i) to[i] = from[i];
   }
-}
-
-// first, first + 1, ...
-inline void fill_counting(int64_t first, int64_t count, int64_t *to) {
-#if defined(__SSE2__)
-  if (count == 16) {
-    __m128i pair = _mm_add_epi64(_mm_set1_epi64x(first), _mm_set_epi64x(1, 0));
-    const __m128i two = _mm_set1_epi64x(2);
-    for (int i = 0; i < 8; ++i) {
-      _mm_storeu_si128(reinterpret_cast<__m128i *>(to) + i, pair);
-      pair = _mm_add_epi64(pair, two);
-    }
-    return;
-  }
-#endif
-  for (int64_t i = 0; i < count; ++i) to[i] = first + i;
 }
 
 }  // namespace pkv

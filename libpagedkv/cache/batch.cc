@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "base/checked.h"
-#include "base/tokens.h"
+#include "base/counting.h"
 
 namespace pkv {
 namespace {
@@ -248,15 +248,10 @@ void Batch::fill_tables(int64_t num_sequences, int64_t num_tokens) {
       slot_mapping_[token] = static_cast<int64_t>(blocks[item.new_num_blocks - 1]) * block_size_ +
                              block_math_.offset_of(item.old_length);
       positions_[token++] = item.old_length;
-    }
-    for (int64_t position = item.count == 1 ? length : item.old_length; position < length;) {
-      const int64_t offset = block_math_.offset_of(position);
-      const int64_t run = std::min<int64_t>(block_size_ - offset, length - position);
-      const int64_t slot = static_cast<int64_t>(blocks[block_math_.index_of(position)]) * block_size_ + offset;
-      fill_counting(slot, run, slot_mapping_.data() + token);
-      fill_counting(position, run, positions_.data() + token);
-      token += run;
-      position += run;
+    } else if (item.count > 0) {
+      fill_counting(item.old_length, item.count, positions_.data() + token);
+      fill_slot_mapping(blocks, item.old_length, length, slot_mapping_.data() + token);
+      token += item.count;
     }
     seq_lens_[i] = static_cast<int32_t>(length);
     cu_seqlens_q_[i + 1] = static_cast<int32_t>(token);
@@ -280,6 +275,21 @@ void Batch::fill_tables(int64_t num_sequences, int64_t num_tokens) {
   num_sequences_ = num_sequences;
   num_tokens_ = num_tokens;
   if (has_csr()) fill_csr(num_sequences);
+}
+
+// Slots of the tokens [begin, end) of a sequence: of a part of a block, of whole ones, and of a part again.
+void Batch::fill_slot_mapping(const int32_t *blocks, int64_t begin, int64_t end, int64_t *to) const {
+  const auto fill_part = [&](int64_t first, int64_t last) {
+    const int64_t slot = static_cast<int64_t>(blocks[block_math_.index_of(first)]) * block_size_;
+    for (int64_t position = first; position < last; ++position) *to++ = slot + block_math_.offset_of(position);
+  };
+  const int64_t first_whole = block_math_.offset_of(begin) == 0 ? block_math_.index_of(begin) : block_math_.index_of(begin) + 1;
+  const int64_t end_whole = block_math_.index_of(end);
+  if (first_whole > end_whole) return fill_part(begin, end);
+  if (begin < first_whole * block_size_) fill_part(begin, first_whole * block_size_);
+  fill_slots(blocks + first_whole, end_whole - first_whole, block_size_, to);
+  to += (end_whole - first_whole) * block_size_;
+  if (end_whole * block_size_ < end) fill_part(end_whole * block_size_, end);
 }
 
 void Batch::fill_csr(int64_t num_sequences) {

@@ -74,6 +74,7 @@ class Batch {
   void fill_row(int64_t index, const StepItem &item);
   void clear_entries(int64_t index, int32_t first, int32_t end);
   void clear_row_tail(int64_t index);
+  void fill_slot_mapping(const int32_t *blocks, int64_t begin, int64_t end, int64_t *to) const;  // [end - begin]
   void fill_csr(int64_t num_sequences);
   Status upload_tables();
 

@@ -145,31 +145,38 @@ int64_t BlockStore::follow_hints(int32_t previous, const int64_t *tokens, int64_
 
 void BlockStore::set_hashes(const int32_t *blocks, const Hash128 *parents, const Hash128 *hashes, int64_t count,
                             bool is_stale) {
+  BlockRecord *const records = records_.data();
+  uint32_t *const last_uses = last_uses_.data();
+  const bool forgets_levels = retention_.follows_priority();
   uint32_t clock = clock_;
-  int64_t num_registered = 0;
   for (int64_t i = 0; i < count; ++i) {
     const int32_t block = blocks[i];
-    BlockRecord &record = records_[block];
+    BlockRecord &record = records[block];
     assert(!record.is_hashed && record.holders > 0);
-    const int32_t twin = index_.find_or_insert(hashes[i], block, [&](int32_t other) {
-      return records_[other].hash == hashes[i] && equals_row(tokens(other), tokens(block), block_size_);
-    });
+    const int32_t twin = index_.insert_if_new(hashes[i], block) ? kNoBlock : find_twin_or_insert(hashes[i], block);
     record.hash = hashes[i];
     record.parent = parents[i];
     record.is_hashed = true;
     record.is_stale = is_stale;
-    record.is_registered = twin == kNoBlock;
-    retention_.forget_level(block);
-    if (twin == kNoBlock) {
-      last_uses_[block] = ++clock;
-      ++num_registered;
-      if (events_ != nullptr && !is_stale) events_->tell_stored(block, namespace_id(block));
-    } else {
+    if (forgets_levels) retention_.forget_level(block);
+    if (twin != kNoBlock) {
+      record.is_registered = false;
       add_duplicate(twin, block);
+      continue;
     }
+    record.is_registered = true;
+    last_uses[block] = ++clock;
+    if (events_ != nullptr && !is_stale) events_->tell_stored(block, namespace_id(block));
   }
+  registrations_ += clock - clock_;
   clock_ = clock;
-  registrations_ += num_registered;
+}
+
+// The registered block that is like this one; without one it is entered itself.
+[[gnu::noinline]] int32_t BlockStore::find_twin_or_insert(const Hash128 &hash, int32_t block) {
+  const int32_t twin = find(hash, tokens(block));
+  if (twin == kNoBlock) index_.insert(hash, block);
+  return twin;
 }
 
 void BlockStore::add_duplicate(int32_t twin, int32_t block) {
@@ -216,6 +223,11 @@ void BlockStore::unregister(int32_t block, bool tells) {
   BlockRecord &record = records_[block];
   index_.erase(record.hash, block);
   record.is_registered = false;
+  if (record.duplicates != kNoBlock || tells) pass_on(block, tells);
+}
+
+[[gnu::noinline]] void BlockStore::pass_on(int32_t block, bool tells) {
+  BlockRecord &record = records_[block];
   const int32_t heir = record.duplicates;
   record.duplicates = kNoBlock;
   if (heir != kNoBlock) {

@@ -144,6 +144,8 @@ class BlockStore {
   void uncount_cached(int32_t block, NamespaceRecord *owner);
   void unhash(int32_t block);
   void unregister(int32_t block, bool tells);
+  void pass_on(int32_t block, bool tells);
+  int32_t find_twin_or_insert(const Hash128 &hash, int32_t block);
   void add_duplicate(int32_t twin, int32_t block);
   void forget(int32_t block);
   uint64_t namespace_id(int32_t block) const { return namespaces_[records_[block].namespace_index].id; }

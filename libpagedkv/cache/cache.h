@@ -83,7 +83,7 @@ struct StepItem {
 constexpr int64_t kSettledRun = 16;  // blocks hashed together: what registering them touches is loaded meanwhile
 struct SettledRun {
   int32_t blocks[kSettledRun];
-  Hash128 parents[kSettledRun], hashes[kSettledRun];
+  Hash128 digests[kSettledRun], parents[kSettledRun], hashes[kSettledRun];
 };
 
 struct HashedBlock {
@@ -376,6 +376,7 @@ class Cache {
   TraceCounts count_for_trace() const;
   std::vector<uint32_t> order_victims() const;  // indices of the open sequences, best victim first
   void settle_to(Sequence *sequence, int64_t position, int64_t first_new, std::vector<HashedBlock> *hashed_blocks);
+  void settle_new_blocks(Sequence *sequence, int64_t first, int64_t end, const int64_t *tokens, Step *step);
   void append_tokens(const StepItem &item, const int64_t *tokens, Step *step);
   void write_tokens(Sequence *sequence, int64_t first, int64_t end, const int64_t *tokens, bool registers);
   void finish_call(Sequence *sequence);  // a change is done: serial numbers, statistics

@@ -78,4 +78,44 @@ void Cache::settle_to(Sequence *sequence, int64_t position, int64_t first_new,
   }
 }
 
+// What a prompt mostly is: blocks [first, end) of a sequence, all taken by this step, whose tokens ([end - first,
+// block_size]) are known. They are written, hashed and registered in one pass, run by run, while the next run is loaded.
+void Cache::settle_new_blocks(Sequence *sequence, int64_t first, int64_t end, const int64_t *tokens, Step *step) {
+  const int32_t block_size = layout_.block_size();
+  const int32_t *table = sequence->table.data();
+  const bool was_stale = is_stale(sequence->chain, first);
+  const Hash128 parent = chain_hash(sequence->chain, first, previous_hash(*sequence, first));
+  uint64_t low = parent.low, high = parent.high;
+  Hash128 *digests = settled_run_.digests, *parents = settled_run_.parents, *hashes = settled_run_.hashes;
+  size_t place = step->hashed_blocks.size();
+  step->hashed_blocks.resize(place + static_cast<size_t>(end - first));
+  int32_t previous = first == 0 ? kNoBlock : table[first - 1];
+  for (int64_t i = first; i < end;) {
+    const int64_t count = std::min(end - i, kSettledRun);
+    const int32_t *blocks = table + i;
+    hasher_.digest_and_store(tokens, blocks, count, blocks_.tokens(0), digests);
+    for (int64_t j = 0; j < count; ++j) {
+      if (i + j + kSettledRun < end) blocks_.prefetch_block(blocks[j + kSettledRun]);
+      parents[j].low = low;
+      parents[j].high = high;
+      const Hash128 hash = hasher_.chain({low, high}, digests[j]);
+      hashes[j].low = low = hash.low;
+      hashes[j].high = high = hash.high;
+      blocks_.prefetch_hash({low, high});
+      blocks_.set_child(previous, blocks[j]);
+      previous = blocks[j];
+      step->hashed_blocks[place].block = blocks[j];
+      step->hashed_blocks[place].hash.low = low;
+      step->hashed_blocks[place++].hash.high = high;
+    }
+    blocks_.set_hashes(blocks, parents, hashes, count, was_stale);
+    if (partial_index_ != nullptr) {
+      for (int64_t j = 0; j < count; ++j) note_registered(blocks[j], parents[j]);
+    }
+    tokens += count * block_size;
+    i += count;
+  }
+  sequence->settled_length = end * block_size;
+}
+
 }  // namespace pkv

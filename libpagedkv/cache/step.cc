@@ -239,11 +239,19 @@ void Cache::append_tokens(const StepItem &item, const int64_t *tokens, Step *ste
     settle(sequence, first_new, &step->hashed_blocks);
     return;
   }
-  // Run by run, so that rows are hashed while they are in the nearest cache.
+  const bool is_simple = prefix_caching_ && sequence->chain.regions.empty() && events_ == nullptr &&
+                         sequence->exact_length == kMaxLength;
   for (int64_t position = item.old_length; position < end;) {
-    const int64_t next = std::min(end, (block_math_.index_of(position) + kSettledRun) * block_size);
-    write_tokens(sequence, position, next, tokens, true);
-    settle_to(sequence, next, first_new, &step->hashed_blocks);
+    int64_t next = std::min(end, (block_math_.index_of(position) + kSettledRun) * block_size);
+    const int64_t first = block_math_.index_of(position), last = block_math_.index_of(end);
+    if (is_simple && block_math_.offset_of(position) == 0 && first < last) {
+      settle_new_blocks(sequence, first, last, tokens, step);
+      next = last * block_size;
+    } else {  // run by run, so that rows are hashed while they are in the nearest cache
+      if (is_simple) next = std::min(end, (first + 1) * block_size);
+      write_tokens(sequence, position, next, tokens, true);
+      settle_to(sequence, next, first_new, &step->hashed_blocks);
+    }
     tokens += next - position;
     position = next;
   }

@@ -1,0 +1,43 @@
+#include "base/tokens.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace pkv {
+namespace {
+
+int64_t combine_plainly(const int64_t *tokens, int64_t count) {
+  int64_t signs = 0;
+  for (int64_t i = 0; i < count; ++i) signs |= tokens[i];
+  return signs;
+}
+
+#if defined(__x86_64__)
+
+__attribute__((target("avx2"))) int64_t combine_widely(const int64_t *tokens, int64_t count) {
+  __m256i signs[4] = {_mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256()};
+  int64_t i = 0;
+  for (; i + 16 <= count; i += 16) {
+    for (int j = 0; j < 4; ++j) {
+      signs[j] = _mm256_or_si256(signs[j], _mm256_loadu_si256(reinterpret_cast<const __m256i *>(tokens + i + 4 * j)));
+    }
+  }
+  const __m256i all = _mm256_or_si256(_mm256_or_si256(signs[0], signs[1]), _mm256_or_si256(signs[2], signs[3]));
+  const int64_t tail = combine_plainly(tokens + i, count - i);
+  return _mm256_movemask_pd(_mm256_castsi256_pd(all)) != 0 ? -1 : tail;
+}
+
+#endif
+
+}  // namespace
+
+int64_t combine_signs(const int64_t *tokens, int64_t count) {
+#if defined(__x86_64__)
+  static const bool has_avx2 = __builtin_cpu_supports("avx2") != 0;
+  if (count >= 16 && has_avx2) return combine_widely(tokens, count);
+#endif
+  return combine_plainly(tokens, count);
+}
+
+}  // namespace pkv
