@@ -1,8 +1,8 @@
 // pagedkv.hpp - the C ABI of libpagedkv as C++17 classes: resources that release themselves, failures as exceptions.
 //
 // Header only, over pagedkv.h alone; semantics are those stated there. Every class is move-only and holds one handle,
-// which get() gives for calls that have no wrapper. Objects may be destroyed in any order: a Sequence and a Batch keep
-// their cache alive. A moved-from object may be destroyed and assigned to. Threads: as in pagedkv.h.
+// which get() gives for calls that have no wrapper. Objects may be destroyed in any order: a Sequence, a Pin and a
+// Batch keep their cache alive. A moved-from object may be destroyed and assigned to. Threads: as in pagedkv.h.
 #ifndef PAGEDKV_PAGEDKV_HPP_
 #define PAGEDKV_PAGEDKV_HPP_
 
@@ -47,6 +47,19 @@ class Error : public std::runtime_error {
 
 inline void check(pkv_status status) {
   if (status != PKV_OK) throw Error(status);
+}
+
+// What call(buffer, capacity, &length) writes, whole.
+template <class Call>
+std::string read_text(Call call) {
+  std::string text;
+  size_t length = 0;
+  do {
+    text.resize(length + 1);
+    check(call(&text[0], text.size(), &length));
+  } while (length >= text.size());  // it may have grown since
+  text.resize(length);
+  return text;
 }
 
 // Elements that somebody else owns, for the time of a call: of a vector, an array, a list in braces.
@@ -267,6 +280,19 @@ class Sequence {
   }
   void commit(Span<int64_t> tokens) { check(pkv_sequence_commit(cache_.get(), id_, tokens.data(), tokens.size())); }
   void truncate(int64_t length) { check(pkv_sequence_truncate(cache_.get(), id_, length)); }
+  // Drops tokens [start, start + count); needs a rope in the cache's options.
+  void shift(int64_t start, int64_t count, pkv_stream stream = PKV_STREAM_OF_SEQUENCE) {
+    check(pkv_sequence_shift(cache_.get(), id_, start, count, stream));
+  }
+  // Of tokens [start, end), end -1 for all. ttl_ms: 0 for ever.
+  void set_retention(int64_t start, int64_t end, int32_t priority, int64_t ttl_ms = 0) {
+    check(pkv_sequence_set_retention(cache_.get(), id_, start, end, priority, ttl_ms));
+  }
+  std::string explain() const {
+    return read_text([this](char *buffer, size_t capacity, size_t *length) {
+      return pkv_sequence_explain(cache_.get(), id_, buffer, capacity, length);
+    });
+  }
   void save(const char *path, pkv_stream stream = PKV_STREAM_OF_SEQUENCE) const {
     auto io = make_struct<pkv_snapshot_io>();
     io.path = path;
@@ -279,10 +305,49 @@ class Sequence {
     check(pkv_sequence_close(cache_.get(), id_, stream));
     id_ = 0;
   }
+  // Its id, which the caller is going to close, or has closed.
+  pkv_sequence release() { return std::exchange(id_, 0); }
 
  private:
   std::shared_ptr<pkv_cache> cache_;
   pkv_sequence id_ = 0;
+};
+
+// For the calls for many sequences.
+inline std::vector<pkv_sequence> ids_of(const std::vector<Sequence> &sequences) {
+  return std::vector<pkv_sequence>(sequences.begin(), sequences.end());
+}
+
+// Holds the cached blocks of a prefix; unpinned when destroyed. One with a time to live may end before.
+class Pin {
+ public:
+  Pin() = default;
+  Pin(std::shared_ptr<pkv_cache> cache, pkv_pin id, int64_t num_tokens)
+      : cache_(std::move(cache)), id_(id), num_tokens_(num_tokens) {}
+  Pin(Pin &&other) noexcept
+      : cache_(std::move(other.cache_)),
+        id_(std::exchange(other.id_, 0)),
+        num_tokens_(std::exchange(other.num_tokens_, 0)) {}
+  Pin &operator=(Pin &&other) noexcept {
+    std::swap(cache_, other.cache_);
+    std::swap(id_, other.id_);
+    std::swap(num_tokens_, other.num_tokens_);
+    return *this;
+  }
+  ~Pin() {
+    if (id_ != 0) pkv_prefix_unpin(cache_.get(), id_);
+  }
+
+  int64_t num_tokens() const { return num_tokens_; }
+  void unpin() {  // NOT_FOUND if it has ended before
+    check(pkv_prefix_unpin(cache_.get(), std::exchange(id_, 0)));
+  }
+  pkv_pin get() const { return id_; }
+
+ private:
+  std::shared_ptr<pkv_cache> cache_;
+  pkv_pin id_ = 0;
+  int64_t num_tokens_ = 0;
 };
 
 class Batch;
@@ -298,6 +363,12 @@ class Cache {
     create(options);
   }
   explicit Cache(const pkv_cache_options &options) { create(options); }
+  // options.layout is not read.
+  Cache(const Layout &layout, pkv_cache_options options) {
+    const pkv_layout described = layout.get();
+    options.layout = &described;
+    create(options);
+  }
   Cache(Cache &&) noexcept = default;
   Cache &operator=(Cache &&) noexcept = default;
 
@@ -306,7 +377,88 @@ class Cache {
     check(pkv_sequence_open(get(), tokens.data(), tokens.size(), &options, &id, nullptr));
     return Sequence(cache_, id);
   }
-  int64_t evict(int64_t n) {
+
+  // Many in one call, all or none. tokens: flat, their counts one for each sequence; options: none, or one for each.
+  std::vector<Sequence> open_many(Span<int64_t> tokens, Span<int64_t> counts, Span<pkv_open_options> options = {}) {
+    check_sizes("open_many", options.size() == 0 || options.size() == counts.size());
+    std::vector<pkv_sequence> ids(static_cast<size_t>(counts.size()));
+    std::vector<Sequence> sequences(ids.size());
+    check(pkv_sequences_open(get(), tokens.data(), tokens.size(), counts.data(), counts.size(),
+                             options.size() == 0 ? nullptr : options.data(), ids.data(), nullptr));
+    return adopt(ids, std::move(sequences));
+  }
+  // lengths: none for all tokens.
+  std::vector<Sequence> fork_many(Span<pkv_sequence> parents, Span<int64_t> lengths = {}) {
+    check_sizes("fork_many", lengths.size() == 0 || lengths.size() == parents.size());
+    std::vector<pkv_sequence> ids(static_cast<size_t>(parents.size()));
+    std::vector<Sequence> sequences(ids.size());
+    check(pkv_sequences_fork(get(), parents.data(), lengths.size() == 0 ? nullptr : lengths.data(), parents.size(),
+                             ids.data()));
+    return adopt(ids, std::move(sequences));
+  }
+  void commit_many(Span<pkv_sequence> sequences, Span<int64_t> counts, Span<int64_t> tokens) {
+    check_sizes("commit_many", counts.size() == sequences.size());
+    check(pkv_sequences_commit(get(), sequences.data(), counts.data(), sequences.size(), tokens.data(),
+                               tokens.size()));
+  }
+  void truncate_many(Span<pkv_sequence> sequences, Span<int64_t> lengths) {
+    check_sizes("truncate_many", lengths.size() == sequences.size());
+    check(pkv_sequences_truncate(get(), sequences.data(), lengths.data(), sequences.size()));
+  }
+  // Leaves the vector empty.
+  void close_many(std::vector<Sequence> *sequences, pkv_stream stream = PKV_STREAM_OF_SEQUENCE) {
+    const std::vector<pkv_sequence> ids = ids_of(*sequences);
+    check(pkv_sequences_close(get(), ids.data(), static_cast<int64_t>(ids.size()), stream));
+    for (Sequence &sequence : *sequences) sequence.release();
+    sequences->clear();
+  }
+  // sequences[i] becomes a fork of what sequences[sources[i]] was.
+  void reorder(Span<pkv_sequence> sequences, Span<int64_t> sources) {
+    check_sizes("reorder", sources.size() == sequences.size());
+    check(pkv_sequences_reorder(get(), sequences.data(), sources.data(), sequences.size()));
+  }
+  // Of the last num_drafts[i] tokens those at `kept` stay, num_kept[i] of each sequence, flat.
+  void accept(Span<pkv_sequence> sequences, Span<int64_t> num_drafts, Span<int64_t> num_kept, Span<int64_t> kept,
+              pkv_stream stream = PKV_STREAM_OF_SEQUENCE) {
+    check_sizes("accept", num_drafts.size() == sequences.size() && num_kept.size() == sequences.size());
+    check(pkv_sequences_accept(get(), sequences.data(), num_drafts.data(), num_kept.data(), sequences.size(),
+                               kept.data(), kept.size(), stream));
+  }
+
+  // Prefixes without a sequence: what open would find, in tokens; a use of it; a pin of it.
+  int64_t probe(Span<int64_t> tokens, const pkv_open_options &options = make_struct<pkv_open_options>()) const {
+    int64_t num_cached = 0;
+    check(pkv_prefix_probe(get(), tokens.data(), tokens.size(), &options, &num_cached));
+    return num_cached;
+  }
+  int64_t touch(Span<int64_t> tokens, const pkv_open_options &options = make_struct<pkv_open_options>()) {
+    int64_t num_touched = 0;
+    check(pkv_prefix_touch(get(), tokens.data(), tokens.size(), &options, &num_touched));
+    return num_touched;
+  }
+  Pin pin(Span<int64_t> tokens, const pkv_open_options &options = make_struct<pkv_open_options>(),
+          int64_t ttl_ms = 0) {
+    pkv_pin id = 0;
+    int64_t num_pinned = 0;
+    check(pkv_prefix_pin(get(), tokens.data(), tokens.size(), &options, ttl_ms, &id, &num_pinned));
+    return Pin(cache_, id, num_pinned);
+  }
+
+  int64_t invalidate(uint64_t namespace_id) {
+    int64_t count = 0;
+    check(pkv_namespace_invalidate(get(), namespace_id, &count));
+    return count;
+  }
+  void set_quota(uint64_t namespace_id, int64_t max_blocks) {
+    check(pkv_namespace_set_quota(get(), namespace_id, max_blocks));
+  }
+  pkv_namespace_stats namespace_stats(uint64_t namespace_id) const {
+    auto stats = make_struct<pkv_namespace_stats>();
+    check(pkv_namespace_get_stats(get(), namespace_id, &stats));
+    return stats;
+  }
+
+  int64_t evict(int64_t n) {  // -1: as many as low_water
     int64_t num_evicted = 0;
     check(pkv_cache_evict(get(), n, &num_evicted));
     return num_evicted;
@@ -361,14 +513,26 @@ class Cache {
     return stats;
   }
   void audit() const { check(pkv_cache_check(get())); }
-  std::string explain(int32_t block) const {
-    size_t length = 0;
-    check(pkv_cache_explain(get(), block, nullptr, 0, &length));
-    std::string text(length + 1, '\0');
-    check(pkv_cache_explain(get(), block, &text[0], text.size(), &length));
-    text.resize(length);
-    return text;
+  std::string format_stats(pkv_stats_format format = PKV_STATS_JSON) const {
+    return read_text([&](char *buffer, size_t capacity, size_t *length) {
+      return pkv_cache_format_stats(get(), format, buffer, capacity, length);
+    });
   }
+  std::string explain(int32_t block) const {
+    return read_text([&](char *buffer, size_t capacity, size_t *length) {
+      return pkv_cache_explain(get(), block, buffer, capacity, length);
+    });
+  }
+  // The oldest events, at most so many.
+  std::vector<pkv_event> read_events(int64_t capacity = 1024) {
+    std::vector<pkv_event> events(capacity > 0 ? static_cast<size_t>(capacity) : 0);
+    int64_t count = 0;
+    check(pkv_cache_read_events(get(), events.data(), capacity, &count));
+    events.resize(static_cast<size_t>(count));
+    return events;
+  }
+  void trace_start(const char *path) { check(pkv_trace_start(get(), path)); }
+  void trace_stop() { check(pkv_trace_stop(get())); }
   void *block_ptr(int32_t block) const {
     void *address = nullptr;
     check(pkv_cache_block_ptr(get(), block, &address));
@@ -386,13 +550,20 @@ class Cache {
   pkv_cache *get() const { return cache_.get(); }
 
  private:
+  static void check_sizes(const char *call, bool are_equal) {
+    if (!are_equal) throw std::invalid_argument(std::string(call) + ": sizes differ");
+  }
+  std::vector<Sequence> adopt(const std::vector<pkv_sequence> &ids, std::vector<Sequence> sequences) const {
+    for (size_t i = 0; i < ids.size(); ++i) sequences[i] = Sequence(cache_, ids[i]);
+    return sequences;
+  }
   void create(const pkv_cache_options &options) {
     pkv_cache *cache = nullptr;
     check(pkv_cache_create(&options, &cache));
     cache_ = std::shared_ptr<pkv_cache>(cache, pkv_cache_destroy);
   }
 
-  std::shared_ptr<pkv_cache> cache_;  // shared with the sequences
+  std::shared_ptr<pkv_cache> cache_;  // shared with the sequences and pins
 };
 
 // ---- Batch and kernels ------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ using namespace pagedkv;
 static_assert(!std::is_copy_constructible<Pool>::value && std::is_nothrow_move_constructible<Pool>::value, "");
 static_assert(!std::is_copy_constructible<Cache>::value && std::is_nothrow_move_constructible<Cache>::value, "");
 static_assert(!std::is_copy_constructible<Sequence>::value && std::is_nothrow_move_assignable<Sequence>::value, "");
+static_assert(!std::is_copy_constructible<Pin>::value && std::is_nothrow_move_assignable<Pin>::value, "");
 static_assert(!std::is_copy_constructible<Batch>::value && std::is_nothrow_move_assignable<Batch>::value, "");
 static_assert(!std::is_copy_constructible<Array<int32_t>>::value, "");
 
@@ -114,6 +115,98 @@ void test_sequences() {
   CHECK(moved.stats().num_sequences == 1);
 }
 
+void test_many_sequences() {
+  auto options = make_struct<pkv_cache_options>();
+  auto rope = make_struct<pkv_rope>();
+  options.num_blocks = 32;
+  options.device = "host";
+  options.rope = &rope;
+  Cache cache(kLayout, options);
+  auto tagged = make_struct<pkv_open_options>(), other = tagged;
+  tagged.tag = 5;
+  std::vector<Sequence> sequences = cache.open_many({1, 2, 3}, {1, 2}, {tagged, other});
+  CHECK(sequences.size() == 2 && sequences[0].info().tag == 5);
+  for (Sequence &sequence : sequences) sequence.append({1, 2, 3, 4, 5, -1});
+  std::vector<Sequence> forks = cache.fork_many(ids_of(sequences), {-1, 3});
+  CHECK(forks[0].length() == 6 && forks[1].length() == 3);
+  CHECK(cache.fork_many({forks[1], forks[1]}).size() == 2);
+  cache.commit_many(ids_of(sequences), {1, 0}, {6});
+  CHECK(sequences[0].info().settled_length == 6 && sequences[1].info().settled_length == 5);
+  cache.reorder(ids_of(sequences), {1, 0});
+  CHECK(sequences[0].info().settled_length == 5 && sequences[0].info().tag == 5);
+  cache.accept({sequences[0], sequences[1]}, {2, 1}, {1, 0}, {1});
+  CHECK(sequences[0].length() == 5 && sequences[1].length() == 5);
+  sequences[1].shift(0, 2);
+  CHECK(sequences[1].length() == 3);
+  cache.truncate_many(ids_of(forks), {2, 1});
+  CHECK(forks[0].length() == 2 && forks[1].length() == 1);
+  CHECK(status_of([&] { cache.truncate_many(ids_of(forks), {2, 2}); }) == PKV_INVALID_ARGUMENT);
+  bool is_refused = false;
+  try {
+    cache.reorder(ids_of(forks), {0});
+  } catch (const std::invalid_argument &) {
+    is_refused = true;
+  }
+  CHECK(is_refused);
+  CHECK(sequences[0].explain().front() == '{' && sequences[0].explain().back() == '}');
+  const pkv_sequence id = forks[0];
+  cache.close_many(&forks);
+  CHECK(forks.empty() && status_of([&] { cache.truncate_many({id}, {0}); }) == PKV_NOT_FOUND);
+  CHECK(cache.stats().num_sequences == 2);
+  cache.audit();
+}
+
+void test_prefixes_and_namespaces() {
+  auto options = make_struct<pkv_cache_options>();
+  options.num_blocks = 8;
+  options.device = "host";
+  options.event_capacity = 16;
+  options.low_water = 6;
+  Cache cache(kLayout, options);
+  cache.trace_start("raii_test.pkvtrace");
+  CHECK(cache.stats().is_tracing == 1);
+  const std::array<int64_t, 9> prompt = {1, 2, 3, 4, 5, 6, 7, 8, 9};
+  auto of_tenant = make_struct<pkv_open_options>();
+  of_tenant.namespace_id = 7;
+  Sequence first = cache.open(prompt, of_tenant);
+  first.append(prompt);
+  first.set_retention(0, -1, 3);
+  first.set_retention(0, 4, 4, 1000000);
+  first.close();
+  CHECK(cache.probe(prompt, of_tenant) == 8 && cache.probe(prompt) == 0);
+  CHECK(cache.touch(prompt, of_tenant) == 8 && cache.touch({1, 2}) == 0);
+  {
+    Pin pin = cache.pin(prompt, of_tenant);
+    Pin moved = std::move(pin);
+    CHECK(moved.num_tokens() == 8 && pin.num_tokens() == 0 && cache.stats().pinned_blocks == 2);
+    pin = cache.pin({1, 2, 3, 4}, of_tenant, 1000000);
+    pin.unpin();
+    CHECK(status_of([&] { pin.unpin(); }) == PKV_NOT_FOUND);
+    CHECK(cache.stats().num_pins == 1);
+  }
+  CHECK(cache.stats().num_pins == 0);
+  CHECK(status_of([&] { cache.pin({1, 2, 3, 4}); }) == PKV_NOT_FOUND);
+  cache.set_quota(7, 2);
+  CHECK(cache.namespace_stats(7).quota == 2 && cache.namespace_stats(7).cached_blocks == 2);
+  CHECK(status_of([&] { cache.open({}, of_tenant).append(Span<int64_t>(prompt)); }) == PKV_NEVER_FITS);
+  CHECK(cache.evict(-1) == 0);
+  CHECK(cache.invalidate(7) == 2 && cache.invalidate(8) == 0);
+  CHECK(status_of([&] { cache.namespace_stats(8); }) == PKV_NOT_FOUND);
+  const std::vector<pkv_event> events = cache.read_events();
+  CHECK(events.size() >= 3 && events[0].kind == PKV_EVENT_STORED && events[0].namespace_id == 7);
+  CHECK(cache.read_events(0).empty());
+  CHECK(status_of([&] { cache.read_events(-1); }) == PKV_INVALID_ARGUMENT);
+  CHECK(cache.format_stats().front() == '{');
+  CHECK(cache.format_stats(PKV_STATS_PROMETHEUS).find("pagedkv_") != std::string::npos);
+  cache.trace_stop();
+  CHECK(cache.stats().is_tracing == 0 && std::remove("raii_test.pkvtrace") == 0);
+  Sequence second = cache.open(prompt, of_tenant);
+  second.append({1, 2, 3, 4, 5});
+  Pin kept = cache.pin({1, 2, 3, 4}, of_tenant);
+  cache = Cache(kLayout, 8, "host");  // the pin and the sequence keep the other one
+  CHECK(second.length() == 5 && kept.num_tokens() == 4);
+}
+
 void test_batch_and_kernels() {
   Array<int32_t> table;
   Sequence sequence, other;
@@ -161,6 +254,8 @@ void test_batch_and_kernels() {
 int main() {
   test_pool();
   test_sequences();
+  test_many_sequences();
+  test_prefixes_and_namespaces();
   test_batch_and_kernels();
   return num_failures > 0 ? EXIT_FAILURE : EXIT_SUCCESS;
 }

@@ -1,4 +1,4 @@
-"""Prompts that pass through several namespaces: for which of them reserved blocks count, and what invalidation forgets."""
+"""Prompts that pass through several namespaces: where reserved blocks count, and what invalidation forgets."""
 import pytest
 
 import pagedkv
