@@ -88,14 +88,21 @@ void write_struct(const T &filled, T *out) {
   out->struct_size = size;
 }
 
-// A text for a buffer of the caller's, as in pkv_cache_format_stats; buffer and out_length are checked.
-inline void write_text(const std::string &text, char *buffer, size_t capacity, size_t *out_length) {
+// Gives the caller the text that describe(&text) makes: at most capacity bytes, always terminated. out_length is the full
+// length without the terminator.
+template <class Describe>
+Status write_text(char *buffer, size_t capacity, size_t *out_length, Describe describe) {
+  PKV_TRY(check_pointer("out_length", out_length));
+  if (capacity > 0) PKV_TRY(check_pointer("buffer", buffer));
+  std::string text;
+  PKV_TRY(describe(&text));
   if (capacity > 0) {
     const size_t length = std::min(text.size(), capacity - 1);
     std::memcpy(buffer, text.data(), length);
     buffer[length] = '\0';
   }
   *out_length = text.size();
+  return PKV_OK;
 }
 
 inline Status read_toggle(const char *name, pkv_toggle toggle, bool default_value, bool *out) {

@@ -18,6 +18,15 @@ Status check_step(const pkv_cache *cache, int32_t layer, const pkv_batch *batch)
   return batch->batch->check_prepared();
 }
 
+// What gather and scatter are given, checked.
+Status find_rows(const pkv_cache *cache, int32_t layer, const pkv_batch *batch, int64_t sequence_index, int64_t start,
+                 int64_t count, const pkv_tensor *k, const pkv_tensor *v, SequenceRows *out) {
+  PKV_TRY(check_step(cache, layer, batch));
+  PKV_TRY(check_pointer("k", k));
+  PKV_TRY(check_pointer("v", v));
+  return batch->batch->find_rows(sequence_index, start, count, out);
+}
+
 }  // namespace
 
 pkv_status pkv_write_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch, const pkv_tensor *k,
@@ -38,11 +47,8 @@ pkv_status pkv_write_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch,
 pkv_status pkv_gather_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch, int64_t sequence_index, int64_t start,
                          int64_t count, const pkv_tensor *k, const pkv_tensor *v, pkv_stream stream) {
   return guarded([&]() -> Status {
-    PKV_TRY(check_step(cache, layer, batch));
-    PKV_TRY(check_pointer("k", k));
-    PKV_TRY(check_pointer("v", v));
     SequenceRows rows = {};
-    PKV_TRY(batch->batch->find_rows(sequence_index, start, count, &rows));
+    PKV_TRY(find_rows(cache, layer, batch, sequence_index, start, count, k, v, &rows));
     return gather_kv(cache->cache->backend(), cache->cache->describe_kv(layer), rows, count, *k, *v, stream);
   });
 }
@@ -50,11 +56,8 @@ pkv_status pkv_gather_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch
 pkv_status pkv_scatter_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch, int64_t sequence_index, int64_t start,
                           int64_t count, const pkv_tensor *k, const pkv_tensor *v, pkv_stream stream) {
   return guarded([&]() -> Status {
-    PKV_TRY(check_step(cache, layer, batch));
-    PKV_TRY(check_pointer("k", k));
-    PKV_TRY(check_pointer("v", v));
     SequenceRows rows = {};
-    PKV_TRY(batch->batch->find_rows(sequence_index, start, count, &rows));
+    PKV_TRY(find_rows(cache, layer, batch, sequence_index, start, count, k, v, &rows));
     return scatter_kv(cache->cache->backend(), cache->cache->describe_kv(layer), rows, count, *k, *v, stream);
   });
 }

@@ -221,20 +221,19 @@ pkv_status pkv_cache_format_stats(const pkv_cache *cache, pkv_stats_format forma
                                   size_t *out_length) {
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
-    PKV_TRY(check_pointer("out_length", out_length));
-    if (capacity > 0) PKV_TRY(check_pointer("buffer", buffer));
-    if (format != PKV_STATS_JSON && format != PKV_STATS_PROMETHEUS) {
-      return fail(PKV_INVALID_ARGUMENT, "format is %d, unknown", static_cast<int>(format));
-    }
-    pkv_cache_stats stats = {};
-    cache->cache->get_stats(&stats);
-    std::string text;
-    if (format == PKV_STATS_JSON) {
-      format_stats_json(stats, &text);
-    } else {
-      format_stats_prometheus(stats, cache->cache->reuse_distance_sum(), &text);
-    }
-    write_text(text, buffer, capacity, out_length);
+    PKV_TRY(write_text(buffer, capacity, out_length, [&](std::string *text) -> Status {
+      if (format != PKV_STATS_JSON && format != PKV_STATS_PROMETHEUS) {
+        return fail(PKV_INVALID_ARGUMENT, "format is %d, unknown", static_cast<int>(format));
+      }
+      pkv_cache_stats stats = {};
+      cache->cache->get_stats(&stats);
+      if (format == PKV_STATS_JSON) {
+        format_stats_json(stats, text);
+      } else {
+        format_stats_prometheus(stats, cache->cache->reuse_distance_sum(), text);
+      }
+      return PKV_OK;
+    }));
     report_trace_failure(*cache->cache);
     return PKV_OK;
   });
@@ -251,12 +250,8 @@ pkv_status pkv_cache_explain(const pkv_cache *cache, int32_t block, char *buffer
                              size_t *out_length) {
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
-    PKV_TRY(check_pointer("out_length", out_length));
-    if (capacity > 0) PKV_TRY(check_pointer("buffer", buffer));
-    std::string text;
-    PKV_TRY(cache->cache->explain(block, &text));
-    write_text(text, buffer, capacity, out_length);
-    return PKV_OK;
+    return write_text(buffer, capacity, out_length,
+                      [&](std::string *text) { return cache->cache->explain(block, text); });
   });
 }
 

@@ -110,12 +110,8 @@ pkv_status pkv_sequence_explain(const pkv_cache *cache, pkv_sequence sequence, c
                                 size_t *out_length) {
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
-    PKV_TRY(check_pointer("out_length", out_length));
-    if (capacity > 0) PKV_TRY(check_pointer("buffer", buffer));
-    std::string text;
-    PKV_TRY(cache->cache->explain_sequence(sequence, &text));
-    write_text(text, buffer, capacity, out_length);
-    return PKV_OK;
+    return write_text(buffer, capacity, out_length,
+                      [&](std::string *text) { return cache->cache->explain_sequence(sequence, text); });
   });
 }
 
