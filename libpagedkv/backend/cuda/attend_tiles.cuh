@@ -16,11 +16,10 @@ constexpr float kLn2 = 0.6931471805599453f;
 
 // What a launch adds to the parameters.
 struct AttendLaunch {
-  int64_t num_tiles;
   int32_t num_splits;
   int32_t chunk_tiles;
   int32_t num_stages;
-  uint32_t *tickets;   // [num_tiles, num_kv_heads]: thread blocks of a tile that are done; null with one split
+  uint32_t *tickets;   // [gridDim.x, num_kv_heads]: thread blocks of a tile that are done; null with one split
   float *partial_out;  // [num_splits, num_tokens, num_heads, head_dim]
   float *partial_lse;  // [num_splits, num_tokens, num_heads], base 2
 };
@@ -28,7 +27,6 @@ struct AttendLaunch {
 // The parts of the workspace, as attend_workspace_bytes counts them.
 inline AttendLaunch make_launch(const AttendParams &params, const AttendPlan &plan) {
   AttendLaunch launch = {};
-  launch.num_tiles = plan.num_tiles;
   launch.num_splits = plan.num_splits;
   launch.chunk_tiles = plan.chunk_tiles;
   launch.num_stages = plan.num_stages;
