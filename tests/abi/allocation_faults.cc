@@ -16,16 +16,9 @@
 #include <vector>
 
 #include "fixture.h"
+#include "replaced_malloc.h"
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define IS_SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || __has_feature(memory_sanitizer)
-#define IS_SANITIZED 1
-#endif
-#endif
-
-#if defined(IS_SANITIZED) || !defined(__GLIBC__)
+#ifndef CAN_REPLACE_MALLOC
 int main() {
   std::puts("not under a sanitizer, and with glibc only");
   return 0;
@@ -48,12 +41,6 @@ bool fails_now() {
 }  // namespace
 
 extern "C" {
-
-void *__libc_malloc(size_t size);
-void *__libc_calloc(size_t count, size_t size);
-void *__libc_realloc(void *pointer, size_t size);
-void *__libc_memalign(size_t alignment, size_t size);
-void __libc_free(void *pointer);
 
 static void *count_live(void *pointer) {
   if (pointer != nullptr) ++num_live;
@@ -118,7 +105,6 @@ struct World {
   pkv_sequence sequences[16] = {};
   int64_t tokens[3 * kTokens] = {};
   pkv_pin pin = 0;
-  pkv_array array = {};
   float rows[2 * kTokens * NUM_KV_HEADS * HEAD_DIM] = {};
   size_t text_length = 0;
   char text[1 << 14] = {};
@@ -420,7 +406,6 @@ void run_world(bool with_faults) {
       }
     }
   }
-  pkv_array_release(&world.array);
   pkv_batch_destroy(world.batch);
   pkv_cache_destroy(world.cache);
   pkv_cache_destroy(world.shifting);

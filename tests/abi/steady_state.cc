@@ -12,16 +12,9 @@
 #include <vector>
 
 #include "fixture.h"
+#include "replaced_malloc.h"
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define IS_SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || __has_feature(memory_sanitizer)
-#define IS_SANITIZED 1
-#endif
-#endif
-
-#if defined(IS_SANITIZED) || !defined(__GLIBC__)
+#ifndef CAN_REPLACE_MALLOC
 int main() {
   std::puts("not under a sanitizer, and with glibc only");
   return 0;
@@ -31,11 +24,6 @@ int main() {
 static int64_t num_allocations = 0;
 
 extern "C" {
-
-void *__libc_malloc(size_t size);
-void *__libc_calloc(size_t count, size_t size);
-void *__libc_realloc(void *pointer, size_t size);
-void *__libc_memalign(size_t alignment, size_t size);
 
 void *malloc(size_t size) { return ++num_allocations, __libc_malloc(size); }
 void *calloc(size_t count, size_t size) { return ++num_allocations, __libc_calloc(count, size); }
