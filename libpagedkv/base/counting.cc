@@ -1,5 +1,7 @@
 #include "base/counting.h"
 
+#include "base/processor.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -40,11 +42,6 @@ __attribute__((target("avx2"))) void fill_slots_of_sixteen(const int32_t *blocks
       _mm256_storeu_si256(reinterpret_cast<__m256i *>(to + 4 * j), _mm256_add_epi64(slot, steps[j]));
     }
   }
-}
-
-bool has_avx2() {
-  static const bool has = __builtin_cpu_supports("avx2") != 0;
-  return has;
 }
 
 #endif

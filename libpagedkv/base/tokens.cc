@@ -1,5 +1,7 @@
 #include "base/tokens.h"
 
+#include "base/processor.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -34,8 +36,7 @@ __attribute__((target("avx2"))) int64_t combine_widely(const int64_t *tokens, in
 
 int64_t combine_signs(const int64_t *tokens, int64_t count) {
 #if defined(__x86_64__)
-  static const bool has_avx2 = __builtin_cpu_supports("avx2") != 0;
-  if (count >= 16 && has_avx2) return combine_widely(tokens, count);
+  if (count >= 16 && has_avx2()) return combine_widely(tokens, count);
 #endif
   return combine_plainly(tokens, count);
 }

@@ -147,7 +147,6 @@ void BlockStore::set_hashes(const int32_t *blocks, const Hash128 *parents, const
                             bool is_stale) {
   BlockRecord *const records = records_.data();
   uint32_t *const last_uses = last_uses_.data();
-  const bool forgets_levels = retention_.follows_priority();
   uint32_t clock = clock_;
   for (int64_t i = 0; i < count; ++i) {
     const int32_t block = blocks[i];
@@ -158,7 +157,7 @@ void BlockStore::set_hashes(const int32_t *blocks, const Hash128 *parents, const
     record.parent = parents[i];
     record.is_hashed = true;
     record.is_stale = is_stale;
-    if (forgets_levels) retention_.forget_level(block);
+    retention_.forget_level(block);
     if (twin != kNoBlock) {
       record.is_registered = false;
       add_duplicate(twin, block);

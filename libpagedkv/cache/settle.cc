@@ -20,6 +20,23 @@ void Cache::settle(Sequence *sequence, int64_t first_new, std::vector<HashedBloc
   settle_to(sequence, position, first_new, hashed_blocks);
 }
 
+// Registers blocks ([count]) under the parents and hashes of settled_run_, and reports them from the num_unreported-th on.
+void Cache::register_run(const int32_t *blocks, int64_t count, bool is_stale, int64_t num_unreported,
+                         std::vector<HashedBlock> *hashed_blocks) {
+  const Hash128 *parents = settled_run_.parents, *hashes = settled_run_.hashes;
+  blocks_.set_hashes(blocks, parents, hashes, count, is_stale);
+  if (partial_index_ != nullptr) {
+    for (int64_t j = 0; j < count; ++j) note_registered(blocks[j], parents[j]);
+  }
+  if (num_unreported == count) return;
+  size_t place = hashed_blocks->size();
+  hashed_blocks->resize(place + static_cast<size_t>(count - num_unreported));
+  for (int64_t j = num_unreported; j < count; ++j, ++place) {
+    (*hashed_blocks)[place].block = blocks[j];  // in place: a copy of the pair would wait for its parts
+    (*hashed_blocks)[place].hash = hashes[j];
+  }
+}
+
 // The same where the tokens below `position` are known to be settled.
 void Cache::settle_to(Sequence *sequence, int64_t position, int64_t first_new,
                       std::vector<HashedBlock> *hashed_blocks) {
@@ -64,17 +81,7 @@ void Cache::settle_to(Sequence *sequence, int64_t position, int64_t first_new,
       hashes[count++].high = high;
       num_unreported += i < first_reported;
     }
-    blocks_.set_hashes(blocks, parents, hashes, count, was_stale);
-    if (partial_index_ != nullptr) {
-      for (int64_t j = 0; j < count; ++j) note_registered(blocks[j], parents[j]);
-    }
-    if (num_unreported == count) continue;
-    size_t place = hashed_blocks->size();
-    hashed_blocks->resize(place + static_cast<size_t>(count - num_unreported));
-    for (int64_t j = num_unreported; j < count; ++j, ++place) {
-      (*hashed_blocks)[place].block = blocks[j];  // in place: a copy of the pair would wait for its parts
-      (*hashed_blocks)[place].hash = hashes[j];
-    }
+    register_run(blocks, count, was_stale, num_unreported, hashed_blocks);
   }
 }
 
@@ -87,8 +94,6 @@ void Cache::settle_new_blocks(Sequence *sequence, int64_t first, int64_t end, co
   const Hash128 parent = chain_hash(sequence->chain, first, previous_hash(*sequence, first));
   uint64_t low = parent.low, high = parent.high;
   Hash128 *digests = settled_run_.digests, *parents = settled_run_.parents, *hashes = settled_run_.hashes;
-  size_t place = step->hashed_blocks.size();
-  step->hashed_blocks.resize(place + static_cast<size_t>(end - first));
   int32_t previous = first == 0 ? kNoBlock : table[first - 1];
   const bool has_rows_ahead = !hasher_.streams_rows();
   for (int64_t i = first; i < end;) {
@@ -105,14 +110,8 @@ void Cache::settle_new_blocks(Sequence *sequence, int64_t first, int64_t end, co
       blocks_.prefetch_hash({low, high});
       blocks_.set_child(previous, blocks[j]);
       previous = blocks[j];
-      step->hashed_blocks[place].block = blocks[j];
-      step->hashed_blocks[place].hash.low = low;
-      step->hashed_blocks[place++].hash.high = high;
     }
-    blocks_.set_hashes(blocks, parents, hashes, count, was_stale);
-    if (partial_index_ != nullptr) {
-      for (int64_t j = 0; j < count; ++j) note_registered(blocks[j], parents[j]);
-    }
+    register_run(blocks, count, was_stale, 0, &step->hashed_blocks);
     tokens += count * block_size;
     i += count;
   }
