@@ -84,16 +84,7 @@ void Cache::replace_for_writing(Sequence *sequence, int64_t block_index, const i
 
 // Queues the copies, then the moves. A failure leaves the cache unusable.
 Status Cache::run_moves(int64_t rotation, pkv_stream stream) {
-  copies_ += static_cast<int64_t>(moves_.copy_sources.size());
-  if (!moves_.copy_sources.empty()) {
-    const CopyBlocksParams params = {pool_->base(),
-                                     layout_.block_bytes(),
-                                     moves_.copy_sources.data(),
-                                     moves_.copy_destinations.data(),
-                                     static_cast<int64_t>(moves_.copy_sources.size()),
-                                     true};
-    if (const Status status = backend_->copy_blocks(params, stream); status != PKV_OK) return mark_failed(status);
-  }
+  PKV_TRY(copy_blocks(moves_.copy_sources, moves_.copy_destinations, stream));
   if (moves_.runs.empty()) return PKV_OK;
   MoveRowsParams params = {};
   params.kv = describe_kv(0);

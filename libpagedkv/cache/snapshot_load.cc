@@ -85,12 +85,12 @@ Status Cache::load_sequence(const pkv_snapshot_io &io, const pkv_open_options *o
     PKV_TRY(status);
   }
   PKV_TRY(backend_->wait(stream));
-  sequence->level = blocks_.eviction().acquire_level(blocks_.retention().follows_priority() ? options->priority : 0);
+  sequence->priority = options->priority;
+  acquire_level(sequence);
 
   closed_.pop_back();
   ++num_open_;
   sequence->is_open = true;
-  sequence->priority = options->priority;
   sequence->tag = options->tag;
   sequence->stream = stream;
   sequence->num_steps = 0;

@@ -200,17 +200,8 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
     ++sequence->num_steps;
   }
   appended_tokens_ += step->num_tokens;
-  copies_ += static_cast<int64_t>(step->copy_sources.size());
   ++prepares_;
-  if (!step->copy_sources.empty()) {
-    const CopyBlocksParams params = {pool_->base(),
-                                     layout_.block_bytes(),
-                                     step->copy_sources.data(),
-                                     step->copy_destinations.data(),
-                                     static_cast<int64_t>(step->copy_sources.size()),
-                                     true};
-    if (const Status status = backend_->copy_blocks(params, step->stream); status != PKV_OK) return mark_failed(status);
-  }
+  PKV_TRY(copy_blocks(step->copy_sources, step->copy_destinations, step->stream));
   for (const StepItem &item : step->items) {
     append_tokens(item, tokens, step);
     if (item.count > 0) trim_window(item.sequence);
@@ -219,6 +210,18 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
   step->serial = serial_;
   publish();
   return PKV_OK;
+}
+
+// Queues the copies on write of a call; no destination is a source. A failure leaves the cache unusable.
+Status Cache::copy_blocks(const std::vector<int32_t> &sources, const std::vector<int32_t> &destinations,
+                          pkv_stream stream) {
+  if (sources.empty()) return PKV_OK;
+  const int64_t count = static_cast<int64_t>(sources.size());
+  copies_ += count;
+  const CopyBlocksParams params = {pool_->base(), layout_.block_bytes(), sources.data(), destinations.data(), count,
+                                   true};
+  const Status status = backend_->copy_blocks(params, stream);
+  return status == PKV_OK ? status : mark_failed(status);
 }
 
 // The new tokens of an item into its rows, and what they complete settled. tokens: [item.count] or null.
