@@ -36,8 +36,11 @@ BlockHasher::BlockHasher(uint64_t seed, int32_t block_size, HashDigest digest)
 }
 
 Hash128 BlockHasher::root(uint64_t namespace_id, uint32_t epoch) const {
-  // Injective in the pair: odd factors are invertible.
-  return {namespace_id * chain_key_[0] + chain_key_[1], (epoch ^ chain_key_[2]) * chain_key_[3]};
+  // Two rounds of a Feistel network, so injective in the pair, and either half tells all pairs apart: the chain never
+  // mixes its lanes.
+  const auto mix = [](uint64_t word, uint64_t key) { return fold(static_cast<uint128_t>(word) * key); };
+  const uint64_t high = (epoch ^ chain_key_[2]) * chain_key_[3] + mix(namespace_id + chain_key_[1], chain_key_[0]);
+  return {namespace_id * chain_key_[0] + mix(high, chain_key_[1]), high};
 }
 
 Hash128 BlockHasher::mix_root(const Hash128 &root) const {

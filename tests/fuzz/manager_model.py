@@ -135,8 +135,9 @@ class ManagerModel:
         else:
             del self.registered[key]
 
-    def settle(self, seq, keyed=None):
-        """Moves over the known tokens behind the settled ones; blocks that become full get their key."""
+    def settle(self, seq, keyed=None, first_new=0):
+        """Moves over the known tokens behind the settled ones; blocks that become full get their key. Those of them
+        that hold tokens from first_new on go into keyed."""
         first = seq.settled // self.block_size
         while seq.settled < seq.length and self.row(seq, seq.settled).is_settled:
             seq.settled += 1
@@ -147,7 +148,7 @@ class ManagerModel:
             if block.key is None:
                 tokens = [self.row(seq, i).token for i in range((index + 1) * self.block_size)]
                 self.set_key(block, (seq.namespace, tuple(tokens)))
-                if keyed is not None:
+                if keyed is not None and index >= first_new // self.block_size:
                     keyed.append(block)
 
     def row(self, seq, position):
@@ -253,7 +254,7 @@ class ManagerModel:
             self.apply(part, new, registers)
         assert not new
         for part in parts:
-            self.settle(part.seq, keyed)
+            self.settle(part.seq, keyed, part.length)  # blocks that were full before are true, whatever fails
         return {"parts": parts, "keyed": keyed, "serial": self.serial, "is_discarded": False}
 
     def apply(self, part, new, registers):

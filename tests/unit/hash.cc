@@ -71,6 +71,28 @@ TEST_CASE("BlockHasher: every token, its place, the parent and the namespace cou
   }
 }
 
+TEST_CASE("BlockHasher: either half of a hash tells namespaces and epochs apart") {
+  for (HashDigest digest : kDigests) {
+    CAPTURE(static_cast<int>(digest));
+    const BlockHasher hasher(1, 16, digest);
+    const std::vector<int64_t> tokens(16, 65);
+    std::vector<uint64_t> lows, highs;
+    for (uint64_t namespace_id : {uint64_t{0}, uint64_t{1}, uint64_t{2}, uint64_t{1} << 32, UINT64_MAX}) {
+      for (uint32_t epoch : {0u, 1u, 2u, UINT32_MAX}) {
+        Hash128 hash = hasher.root(namespace_id, epoch);
+        for (int i = 0; i < 3; ++i, hash = hasher.extend(hash, tokens.data())) {
+          lows.push_back(hash.low);
+          highs.push_back(hash.high);
+        }
+      }
+    }
+    for (std::vector<uint64_t> *halves : {&lows, &highs}) {
+      std::sort(halves->begin(), halves->end());
+      CHECK(std::adjacent_find(halves->begin(), halves->end()) == halves->end());
+    }
+  }
+}
+
 TEST_CASE("BlockHasher: many blocks, no two hashes equal, all bits in use") {
   for (int32_t block_size : {1, 3, 4}) {
     for (HashDigest digest : kDigests) {
