@@ -185,6 +185,7 @@ typedef struct pkv_pool_options {
   const char *device;
   void *memory;          /* not NULL: use this memory of the device, which the caller keeps until the pool is gone */
   uint64_t memory_bytes; /* its size; blocks start at the first multiple of 256 in it */
+  int64_t max_num_blocks; /* not 0: the pool is to be resized, up to so many blocks. Not with memory */
 } pkv_pool_options;
 
 PKV_API pkv_status pkv_pool_create(const pkv_pool_options *options, pkv_pool **out);
@@ -199,8 +200,9 @@ PKV_API pkv_status pkv_pool_free(pkv_pool *pool, const int32_t *blocks, int64_t 
 /* Address of a block, a multiple of 256, whether it is free or not. */
 PKV_API pkv_status pkv_pool_block_ptr(const pkv_pool *pool, int32_t block, void **out);
 
-/* Grows the pool, or shrinks it where no block of the tail is owned (else BUSY). Addresses do not change.
- * UNSUPPORTED for adopted memory, or where the device cannot grow in place. */
+/* Grows the pool, or shrinks it where no block of the tail is owned (else BUSY). Addresses do not change; what is cut off
+ * goes back to the system, on a device when everything that is queued there is done. UNSUPPORTED for adopted memory, and
+ * for a device's memory without max_num_blocks, beyond it, or where the driver cannot. */
 PKV_API pkv_status pkv_pool_resize(pkv_pool *pool, int64_t num_blocks);
 
 /* Copies block source[i] to block destination[i] for all i as if at once: every source is read before any destination
@@ -332,6 +334,7 @@ typedef struct pkv_cache_options {
   const pkv_rope *rope;      /* how the caller rotates K (by base), for pkv_sequence_shift; NULL: it is UNSUPPORTED */
   int64_t low_water;         /* uncached blocks that pkv_cache_evict(-1) keeps ready */
   int64_t event_capacity;    /* events kept until they are read; 0: none are made */
+  int64_t max_num_blocks;    /* not 0: the cache is to be resized, up to so many blocks. Not with memory */
 } pkv_cache_options;
 
 PKV_API pkv_status pkv_cache_create(const pkv_cache_options *options, pkv_cache **out);
@@ -351,6 +354,35 @@ PKV_API pkv_status pkv_cache_zero_uncached(pkv_cache *cache, pkv_stream stream, 
 
 /* Forgets every cached block and every pin. BUSY while sequences are open. */
 PKV_API pkv_status pkv_cache_reset(pkv_cache *cache);
+
+/*
+ * Resizing, of a cache made with max_num_blocks: prepare maps memory and takes nothing from the running cache, so it may
+ * take its time in any thread; commit is the change, by the mutating thread between two steps, and is quick; destroy, in
+ * any thread, gives back the memory that is not used any more, on a device when all that is queued there is done. Without
+ * a commit it undoes the prepare. One resize of a cache at a time; a second prepare is BUSY.
+ *
+ * Growing changes no block and no table. Shrinking evicts what is cached in the tail, and is BUSY if something there is
+ * held. With move it evicts as many cached blocks as the rest has no room for, by the policy, and moves all others of
+ * the tail, held or cached, into free ones: tables, pins and the prefix index follow, and readers of events are told. It
+ * is OUT_OF_BLOCKS if more is held than is to be left. A shrink makes steps prepared before it stale: they cannot be
+ * discarded or used by kernels (INVALID_ARGUMENT), and generation changes. No kernel call of the cache may run meanwhile.
+ */
+typedef struct pkv_resize pkv_resize;
+
+typedef struct pkv_resize_options {
+  size_t struct_size;
+  pkv_toggle move;   /* default off */
+  pkv_stream stream; /* with move: where the copies are queued; behind all steps that wrote the cache's blocks, and all
+                        later steps are behind it */
+} pkv_resize_options;
+
+/* INVALID_ARGUMENT or UNSUPPORTED for a size beyond what can be; OUT_OF_MEMORY. */
+PKV_API pkv_status pkv_resize_prepare(pkv_cache *cache, int64_t num_blocks, pkv_resize **out);
+/* options may be NULL. A refused one may be tried again. */
+PKV_API pkv_status pkv_resize_commit(pkv_resize *resize, const pkv_resize_options *options);
+PKV_API void pkv_resize_destroy(pkv_resize *resize);
+/* The three in one call, by the mutating thread. */
+PKV_API pkv_status pkv_cache_resize(pkv_cache *cache, int64_t num_blocks, const pkv_resize_options *options);
 
 typedef struct pkv_cache_stats {
   size_t struct_size;
@@ -384,6 +416,8 @@ typedef struct pkv_cache_stats {
   /* Hits by reuse distance: [i] counts blocks hit again after 2^i to 2^(i + 1) - 1 other uses (hits and registrations)
    * of blocks; 0 and 1 in [0], the last one everything beyond. */
   int64_t reuse_distance[32];
+  int64_t max_num_blocks; /* that it may grow to */
+  int64_t moved_blocks;   /* by resizes */
 } pkv_cache_stats;
 PKV_API pkv_status pkv_cache_get_stats(const pkv_cache *cache, pkv_cache_stats *out);
 
@@ -591,7 +625,7 @@ typedef enum pkv_batch_table {
   PKV_INDPTR = 5,         /* int32 [num_sequences + 1] */
   PKV_INDICES = 6,        /* int32 [indptr of the end] */
   PKV_LAST_BLOCK_LEN = 7, /* int32 [num_sequences]; 0 for an empty sequence */
-  PKV_BLOCK_POINTERS = 8  /* int64 [num_blocks of the cache] */
+  PKV_BLOCK_POINTERS = 8  /* int64 [num_blocks of the cache]; it grows in place */
 } pkv_batch_table;
 
 /* A table of the last prepare, on the host; release it with pkv_array_release. Its memory is refilled by the next
@@ -609,7 +643,7 @@ typedef struct pkv_batch_info {
   int64_t num_tokens;    /* padding included */
   int64_t max_query_len;
   int64_t max_seq_len;
-  uint64_t generation;   /* changes when a table moves */
+  uint64_t generation;   /* changes when a table moves, or the cache shrinks */
 } pkv_batch_info;
 PKV_API pkv_status pkv_batch_get_info(const pkv_batch *batch, pkv_batch_info *out);
 

@@ -28,6 +28,11 @@ struct pkv_batch {
   uint64_t trace_number = 0;
 };
 
+struct pkv_resize {
+  std::shared_ptr<pkv::Cache> cache;
+  pkv::ResizePlan plan;
+};
+
 namespace pkv {
 
 // Runs the body of an ABI function; nothing is thrown past it.

@@ -154,7 +154,7 @@ pkv_status pkv_cache_create(const pkv_cache_options *options, pkv_cache **out) {
     const uint64_t block_bytes = cache_options.layout.block_bytes();
     int64_t num_blocks = 0;
     PKV_TRY(choose_num_blocks(given, block_bytes, backend, &num_blocks));
-    cache_options.pool = {block_bytes, num_blocks, given.memory, given.memory_bytes};
+    cache_options.pool = {block_bytes, num_blocks, given.memory, given.memory_bytes, given.max_num_blocks};
     auto handle = std::make_unique<pkv_cache>();
     PKV_TRY(Cache::create(backend, cache_options, &handle->cache));
     description.options = given;

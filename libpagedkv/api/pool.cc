@@ -17,7 +17,8 @@ pkv_status pkv_pool_create(const pkv_pool_options *options, pkv_pool **out) {
     PKV_TRY(read_struct("options", options, &given));
     Backend *backend = nullptr;
     PKV_TRY(open_backend(given.device, &backend));
-    const PoolOptions pool_options = {given.block_bytes, given.num_blocks, given.memory, given.memory_bytes};
+    const PoolOptions pool_options = {given.block_bytes, given.num_blocks, given.memory, given.memory_bytes,
+                                      given.max_num_blocks};
     auto handle = std::make_unique<pkv_pool>();
     PKV_TRY(Pool::create(backend, pool_options, &handle->pool));
     *out = handle.release();

@@ -45,10 +45,14 @@ class Backend {
   virtual bool is_host() const = 0;
   virtual Status query(DeviceInfo *out) = 0;
 
-  // OUT_OF_MEMORY, with the numbers, when the device has not so much free memory. Contents are undefined.
-  virtual Status allocate_memory(uint64_t bytes, DeviceMemory *out) = 0;
+  // OUT_OF_MEMORY, with the numbers, when the device has not so much free memory. Contents are undefined. reserved_bytes:
+  // how far it may grow, 0 if it need not; where the device cannot do that the log says so, and resizing is UNSUPPORTED.
+  virtual Status allocate_memory(uint64_t bytes, DeviceMemory *out, uint64_t reserved_bytes = 0) = 0;
   virtual void release_memory(DeviceMemory *memory) = 0;  // empty memory is a no-op
-  // Grows or shrinks without moving; contents up to the smaller size are kept.
+  // Grows or shrinks without moving; contents up to the smaller size are kept. Growing fails with nothing changed;
+  // UNSUPPORTED beyond reserved_bytes. Shrinking waits until the device has done what is queued, then gives the tail
+  // back; what the system does not take stays until the memory is released, and the log says so. UNSUPPORTED also for the
+  // size it has, where the memory cannot be resized at all: that asks, and changes nothing.
   virtual Status resize_memory(DeviceMemory *memory, uint64_t bytes) = 0;
 
   // Small constants (scales) that kernels read: from the host to the device, done at return.

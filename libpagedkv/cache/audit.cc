@@ -78,6 +78,9 @@ Status Cache::check() const {
   if (num_open != num_open_) {
     return fail(PKV_INTERNAL, "%" PRId64 " sequences are open, but %" PRId64 " are counted", num_open, num_open_);
   }
+  if (partial_index_ != nullptr && !partial_index_->validate()) {
+    return fail(PKV_INTERNAL, "the lists of candidates for hits inside a block are broken");
+  }
   PKV_TRY(check_pins(&holders));
   PKV_TRY(check_references());
   for (int32_t block = 0; block < num_blocks(); ++block) {

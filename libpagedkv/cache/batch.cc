@@ -48,6 +48,7 @@ Batch::Batch(std::shared_ptr<Cache> cache, const BatchOptions &options)
       options_(options),
       block_size_(cache_->layout().block_size()),
       block_math_(block_size_),
+      old_shrinks_(cache_->num_shrinks()),
       seq_lens_(options.max_sequences),
       cu_seqlens_q_(options.max_sequences + 1),
       slot_mapping_(options.max_tokens),
@@ -61,9 +62,9 @@ Batch::Batch(std::shared_ptr<Cache> cache, const BatchOptions &options)
     indices_ = SharedArray<int32_t>(num_indices);
   }
   if ((options.formats & PKV_FORMAT_POINTERS) != 0) {
-    block_pointers_ = SharedArray<int64_t>(cache_->num_blocks());
+    block_pointers_ = SharedArray<int64_t>(cache_->max_num_blocks());
     const int64_t base = static_cast<int64_t>(reinterpret_cast<intptr_t>(cache_->pool().base()));
-    for (int64_t block = 0; block < cache_->num_blocks(); ++block) {
+    for (int64_t block = 0; block < block_pointers_.size(); ++block) {
       block_pointers_[block] = base + block * static_cast<int64_t>(cache_->layout().block_bytes());
     }
   }
@@ -192,6 +193,7 @@ Status Batch::prepare(const pkv_sequence *ids, const int64_t *counts, int64_t nu
     if (const Status status = upload_tables(); status != PKV_OK) return cache_->mark_failed(status);
   }
   is_prepared_ = true;
+  num_shrinks_ = cache_->num_shrinks();
   return PKV_OK;
 }
 
@@ -312,14 +314,16 @@ Status Batch::upload_tables() {
 }
 
 Status Batch::discard() {
+  if (is_prepared_) PKV_TRY(check_prepared());
   PKV_TRY(cache_->discard_step(&step_));
   is_prepared_ = false;
   return PKV_OK;
 }
 
 Status Batch::check_prepared() const {
-  if (is_prepared_) return PKV_OK;
-  return fail(PKV_INVALID_ARGUMENT, "the batch holds no prepared step");
+  if (!is_prepared_) return fail(PKV_INVALID_ARGUMENT, "the batch holds no prepared step");
+  if (num_shrinks_ == cache_->num_shrinks()) return PKV_OK;
+  return fail(PKV_INVALID_ARGUMENT, "the cache has shrunk since the step was prepared: prepare it again");
 }
 
 Status Batch::find_rows(int64_t index, int64_t start, int64_t count, SequenceRows *out) const {

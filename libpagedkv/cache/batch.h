@@ -85,6 +85,8 @@ class Batch {
   Step step_;  // the last prepared one
   Step planned_;  // the one that a prepare is working on
   bool is_prepared_ = false;
+  uint64_t num_shrinks_ = 0;  // of the cache, when it was
+  const uint64_t old_shrinks_;  // and when the batch was made
 
   int64_t num_sequences_ = 0;  // padding included
   int64_t num_tokens_ = 0;
@@ -106,7 +108,7 @@ class Batch {
   SharedArray<int32_t> indptr_;  // [max_sequences + 1]
   SharedArray<int32_t> indices_;  // grows
   SharedArray<int32_t> last_block_len_;  // [max_sequences]
-  SharedArray<int64_t> block_pointers_;  // [num_blocks]
+  SharedArray<int64_t> block_pointers_;  // [max_num_blocks]
 
   std::unique_ptr<DeviceTables> device_;  // where the device has memory of its own
   std::vector<TableChange> changes_;  // of the block table since the last upload

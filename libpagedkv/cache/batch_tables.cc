@@ -22,7 +22,7 @@ void Batch::get_info(pkv_batch_info *out) const {
   out->num_tokens = num_tokens_;
   out->max_query_len = max_query_len_;
   out->max_seq_len = max_seq_len_;
-  out->generation = generation_;
+  out->generation = generation_ + cache_->num_shrinks() - old_shrinks_;  // graphs and tables of before are over
 }
 
 Status Batch::get_device_table(pkv_batch_table table, pkv_array *out) const {

@@ -35,18 +35,17 @@ class OwnerOfRun {
 BlockStore::BlockStore(std::shared_ptr<Pool> pool, int32_t block_size, bool is_indexed, pkv_eviction eviction)
     : pool_(std::move(pool)),
       block_size_(block_size),
-      records_(pool_->num_blocks()),
-      last_uses_(pool_->num_blocks()),
-      tokens_(pool_->num_blocks() * block_size),  // below 2^31 * 2^16
-      freed_(pool_->num_blocks()),
-      index_(is_indexed ? pool_->num_blocks() : 0),
-      eviction_(eviction, records_.data(), pool_->num_blocks()),
-      retention_(&eviction_, pool_->num_blocks()),
+      num_blocks_(0),
+      records_(pool_->max_num_blocks()),
+      last_uses_(pool_->max_num_blocks()),
+      tokens_(pool_->max_num_blocks() * block_size),  // below 2^31 * 2^16
+      freed_(pool_->max_num_blocks()),
+      index_(is_indexed ? pool_->max_num_blocks() : 0),
+      eviction_(eviction, records_.data(), pool_->num_blocks(), pool_->max_num_blocks()),
+      retention_(&eviction_, pool_->num_blocks(), pool_->max_num_blocks()),
       num_uncached_(pool_->num_blocks()) {
-  for (int64_t i = 0; i < records_.size(); ++i) {
-    new (&records_[i]) BlockRecord();
-    last_uses_[i] = 0;
-  }
+  prepare_growth(pool_->num_blocks());
+  num_blocks_ = pool_->num_blocks();
 }
 
 void BlockStore::take(int64_t count, int32_t *out_blocks, uint32_t namespace_index) {
@@ -280,7 +279,10 @@ void BlockStore::end_hint(uint32_t hint) {
 }
 
 void BlockStore::set_quota(uint32_t namespace_index, int64_t quota) {
-  if (quota != 0 && owned_links_.empty()) owned_links_.resize(records_.size());
+  if (quota != 0 && owned_links_.empty()) {
+    owned_links_.reserve(static_cast<size_t>(records_.size()));
+    owned_links_.resize(static_cast<size_t>(num_blocks_));
+  }
   const int64_t former = namespaces_[namespace_index].quota;
   namespaces_.set_quota(namespace_index, quota);
   NamespaceRecord &owner = namespaces_[namespace_index];

@@ -11,8 +11,11 @@
 // A block that is held or cached counts for a namespace. A namespace with a quota keeps its cached blocks in a list of its
 // own besides, so that they can be evicted ahead of all others.
 //
-// Not thread-safe, but for reuse_distance() and the statistics of namespaces(). No call allocates heap memory after
-// construction, except where it says so.
+// The arrays have room for all the blocks that the pool may ever have, so that growing copies nothing; what lies behind
+// num_blocks() is not touched. block_store_resize.cc: resizing.
+//
+// Not thread-safe, but for reuse_distance(), the statistics of namespaces() and prepare_growth(). No call allocates heap
+// memory after construction, except where it says so.
 #pragma once
 
 #include <array>
@@ -40,7 +43,7 @@ class BlockStore {
   // Who is told what can be hit; null: nobody. It outlives the store.
   void set_events(EventLog *events) { events_ = events; }
 
-  int64_t num_blocks() const { return records_.size(); }
+  int64_t num_blocks() const { return num_blocks_; }
   int64_t num_uncached() const { return num_uncached_; }
   int64_t num_cached() const { return num_cached_; }
   int64_t num_held() const { return num_blocks() - num_uncached_ - num_cached_; }
@@ -130,6 +133,20 @@ class BlockStore {
   // The same for whatever is registered and not kept [num_blocks].
   int64_t forget_all_but(const std::vector<bool> &is_kept);
 
+  // Resizing, one at a time; the pool follows along. prepare_growth makes records for blocks up to num_blocks, in any
+  // thread; grow takes them in.
+  void prepare_growth(int64_t num_blocks);
+  void grow(int64_t num_blocks);
+  // Evicts the cached blocks from num_blocks on.
+  void evict_tail(int64_t num_blocks);
+  // Lists the blocks from num_blocks on that are held or cached.
+  void list_tail(int64_t num_blocks, std::vector<int32_t> *out) const;
+  // `sources`, all blocks from num_blocks on that are held or cached, live on in free blocks below, which are the result
+  // and which new_blocks ([num_blocks() - num_blocks], by block from there on) tells too: kNoBlock for those that were
+  // free. Then the store ends at num_blocks. [count] each.
+  void shrink(int64_t num_blocks, const int32_t *sources, int64_t count, int32_t *out_destinations,
+              int32_t *out_new_blocks);
+
   bool is_cached(int32_t block) const { return records_[block].holders == 0 && records_[block].is_registered; }
   // Hits by the number of other uses in between: [i] from 2^i on. Any thread.
   int64_t reuse_distance(int i) const { return reuse_distance_[i].load(std::memory_order_relaxed); }
@@ -156,9 +173,11 @@ class BlockStore {
   void remove_owned(NamespaceRecord *owner, int32_t block);
   Status validate_namespaces() const;
   void free_to_pool(const int32_t *blocks, int64_t count);
+  void move_block(int32_t from, int32_t to);
 
   std::shared_ptr<Pool> pool_;
   const int32_t block_size_;
+  int64_t num_blocks_;  // below, "num_blocks" in a shape is room for the most that there may be
   LargeArray<BlockRecord> records_;
   LargeArray<uint32_t> last_uses_;  // of each block: the clock when it was registered or hit last
   LargeArray<int64_t> tokens_;      // [num_blocks, block_size]

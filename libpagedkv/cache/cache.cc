@@ -35,12 +35,15 @@ Cache::Cache(Backend *backend, const CacheOptions &options, std::shared_ptr<Pool
       rope_(options.rope),
       pool_(pool),
       hasher_(options.hash_seed, options.layout.block_size()),
-      events_(options.event_capacity > 0 ? std::make_unique<EventLog>(options.event_capacity, pool->num_blocks())
+      events_(options.event_capacity > 0 ? std::make_unique<EventLog>(options.event_capacity, pool->num_blocks(),
+                                                                      pool->max_num_blocks())
                                          : nullptr),
       blocks_(std::move(pool), options.layout.block_size(), options.prefix_caching, options.eviction),
       low_water_(options.low_water) {
   blocks_.set_events(events_.get());
-  if (options.partial_reuse && prefix_caching_) partial_index_ = std::make_unique<PartialIndex>(num_blocks());
+  if (options.partial_reuse && prefix_caching_) {
+    partial_index_ = std::make_unique<PartialIndex>(num_blocks(), max_num_blocks());
+  }
   publish();
 }
 
@@ -68,7 +71,7 @@ Status Cache::check_layer(int32_t layer) const {
 PagedKv Cache::describe_kv(int32_t layer) const {
   PagedKv kv = layout_.describe_kv(layer);
   kv.base = pool_->base();
-  kv.num_blocks = num_blocks();
+  kv.num_blocks = max_num_blocks();  // a constant: kernels may be queued while the cache grows
   kv.k_scale = static_cast<const float *>(scales_.base) + static_cast<int64_t>(layer) * 2 * kv.num_kv_heads;
   kv.v_scale = kv.k_scale + kv.num_kv_heads;
   return kv;
@@ -193,6 +196,7 @@ Status Cache::find_victims(int64_t n, pkv_sequence *out, int64_t capacity, int64
 void Cache::publish() {
   peak_held_ = std::max(peak_held_, blocks_.num_held());
   StatsBoard::Values values = {};
+  values[kNumBlocks] = num_blocks();
   values[kUncachedBlocks] = blocks_.num_uncached();
   values[kCachedBlocks] = blocks_.num_cached();
   values[kHeldBlocks] = blocks_.num_held();
@@ -208,6 +212,7 @@ void Cache::publish() {
   values[kCopies] = copies_;
   values[kPrepares] = prepares_;
   values[kRefusals] = refusals_;
+  values[kMovedBlocks] = moved_blocks_;
   values[kIsFailed] = is_failed_;
   values[kNumPins] = static_cast<int64_t>(pins_.size() - unused_pins_.size());
   values[kPinnedBlocks] = num_pinned_blocks_;
@@ -224,7 +229,7 @@ Status Cache::read_events(pkv_event *out, int64_t capacity, int64_t *out_count) 
 
 void Cache::get_stats(pkv_cache_stats *out) const {
   const StatsBoard::Values values = board_.read();
-  out->num_blocks = num_blocks();
+  out->num_blocks = values[kNumBlocks];
   out->uncached_blocks = values[kUncachedBlocks];
   out->cached_blocks = values[kCachedBlocks];
   out->held_blocks = values[kHeldBlocks];
@@ -241,6 +246,8 @@ void Cache::get_stats(pkv_cache_stats *out) const {
   out->copies = values[kCopies];
   out->prepares = values[kPrepares];
   out->refusals = values[kRefusals];
+  out->max_num_blocks = max_num_blocks();
+  out->moved_blocks = values[kMovedBlocks];
   out->num_pins = values[kNumPins];
   out->pinned_blocks = values[kPinnedBlocks];
   out->num_namespaces = values[kNumNamespaces];

@@ -7,9 +7,11 @@
 // hashes of completed blocks. sequence_batches.cc: many sequences in one call. acceptance.cc, shift.cc: rows moved inside
 // a sequence. window.cc: cuts, and what a sliding window gives back. partial_reuse.cc: hits inside a block. quotas.cc:
 // what namespaces may have. prefixes.cc: prefixes without a sequence, pins, retention. snapshot_save.cc, snapshot_load.cc,
-// prefix_tree.cc: snapshots. audit.cc, explain_sequence.cc: check and explain. record.cc: recording of calls.
+// prefix_tree.cc: snapshots. resize.cc: resizing. audit.cc, explain_sequence.cc: check and explain. record.cc: recording of
+// calls.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -160,6 +162,14 @@ struct Pin {
   std::vector<uint32_t> namespaces;  // records of those that the blocks pass through
 };
 
+// A change of the number of blocks, from its preparation to its end. What the commit needs on the heap is here.
+struct ResizePlan {
+  int64_t old_num_blocks = 0, num_blocks = 0;
+  bool is_committed = false;
+  std::vector<int32_t> sources, destinations;  // blocks that move
+  std::vector<int32_t> new_blocks;  // of those that go, by block from num_blocks on: where they live on, or kNoBlock
+};
+
 class Cache {
  public:
   static Status create(Backend *backend, const CacheOptions &options, std::shared_ptr<Cache> *out);
@@ -226,6 +236,16 @@ class Cache {
   Status evict(int64_t n, int64_t *out_evicted);
   Status zero_uncached(pkv_stream stream, int64_t *out_count);
   Status reset();
+
+  // Resizing. begin_resize maps memory and takes heap, in any thread; BUSY while another one has begun and not ended.
+  // commit_resize is the change, and end_resize gives back what is not needed, in any thread: the memory behind the last
+  // block, whether the resize was committed or not.
+  Status begin_resize(int64_t num_blocks, ResizePlan *plan);
+  Status commit_resize(bool moves, pkv_stream stream, ResizePlan *plan);
+  void end_resize(ResizePlan *plan);
+  // Changes when blocks go: what was prepared before may name them. Any thread.
+  uint64_t num_shrinks() const { return num_shrinks_.load(std::memory_order_relaxed); }
+
   Status set_kv_scales(int32_t layer, const float *k_scale, const float *v_scale);
   Status find_victims(int64_t n, pkv_sequence *out, int64_t capacity, int64_t *out_count) const;
   Status check() const;
@@ -241,6 +261,7 @@ class Cache {
   Backend *backend() const { return backend_; }
   const Pool &pool() const { return *pool_; }
   int64_t num_blocks() const { return blocks_.num_blocks(); }
+  int64_t max_num_blocks() const { return pool_->max_num_blocks(); }
   // Table entries from here on may be given back by the window.
   int32_t first_releasable() const { return first_releasable_; }
   TraceRecorder &trace() { return trace_; }
@@ -383,6 +404,8 @@ class Cache {
   void append_tokens(const StepItem &item, const int64_t *tokens, Step *step);
   void write_tokens(Sequence *sequence, int64_t first, int64_t end, const int64_t *tokens, bool registers);
   void finish_call(Sequence *sequence);  // a change is done: serial numbers, statistics
+  void remap_blocks(const ResizePlan &plan, pkv_stream stream);
+  Status move_blocks(const ResizePlan &plan, pkv_stream stream);
   void publish();
 
   Backend *const backend_;
@@ -421,10 +444,14 @@ class Cache {
 
   std::vector<Pin> pins_;  // by index; those that are not pinned are in unused_pins_
   std::vector<uint32_t> unused_pins_;
-  std::vector<uint32_t> block_pins_;  // pins of each block, once there was one
+  std::vector<uint32_t> block_pins_;  // pins of each block, once there was one; capacity max_num_blocks
   int64_t num_pinned_blocks_ = 0;
   Deadlines deadlines_;
   uint64_t plan_serial_ = 0;
+
+  std::atomic<bool> is_resizing_{false};
+  std::atomic<uint64_t> num_shrinks_{0};
+  int64_t moved_blocks_ = 0;
 
   int64_t peak_held_ = 0;
   int64_t queried_tokens_ = 0;

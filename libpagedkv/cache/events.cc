@@ -10,7 +10,10 @@ constexpr int32_t kAllCleared = -2;
 
 }  // namespace
 
-EventLog::EventLog(int64_t capacity, int64_t num_blocks) : ring_(capacity), hashes_(static_cast<size_t>(num_blocks)) {}
+EventLog::EventLog(int64_t capacity, int64_t num_blocks, int64_t max_num_blocks) : ring_(capacity) {
+  hashes_.reserve(static_cast<size_t>(max_num_blocks));
+  hashes_.resize(static_cast<size_t>(num_blocks));
+}
 
 void EventLog::begin_name(int32_t parent) { extended_ = last_parent_ = parent < 0 ? PublicHash() : hashes_[parent]; }
 

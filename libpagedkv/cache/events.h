@@ -13,7 +13,12 @@ namespace pkv {
 class EventLog {
  public:
   // Throws std::bad_alloc.
-  EventLog(int64_t capacity, int64_t num_blocks);
+  EventLog(int64_t capacity, int64_t num_blocks, int64_t max_num_blocks);
+
+  // Up to max_num_blocks. Blocks that go have nothing to tell any more.
+  void resize(int64_t num_blocks) { hashes_.resize(static_cast<size_t>(num_blocks)); }
+  // The name of a block goes along with its content.
+  void copy_name(int32_t from, int32_t to) { hashes_[to] = hashes_[from]; }
 
   // Finds the public hash of a full block that is about to be hashed: begin with the block before it, which was named,
   // or a negative one; pass the namespaces that end inside it; end with its own. tokens: [num_tokens]
@@ -38,7 +43,7 @@ class EventLog {
             const PublicHash &parent);
 
   EventRing ring_;
-  std::vector<PublicHash> hashes_;  // [num_blocks]
+  std::vector<PublicHash> hashes_;  // [num_blocks], capacity max_num_blocks
   PublicHash last_parent_ = {};  // of the block named last
   PublicHash extended_ = {};  // what its hash extends: the same, but for namespaces that it passes
   bool is_silent_ = false;

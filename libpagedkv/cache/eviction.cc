@@ -31,24 +31,48 @@ uint8_t find_max_frequency(pkv_eviction policy) {
   }
 }
 
+// Ghosts that s3fifo remembers: as many as its main queue has places.
+int64_t count_ghosts(pkv_eviction policy, int64_t num_blocks) {
+  return policy == PKV_EVICTION_S3FIFO ? num_blocks - num_blocks / 10 : 0;
+}
+
 }  // namespace
 
-Eviction::Eviction(pkv_eviction policy, BlockRecord *records, int64_t num_blocks)
+Eviction::Eviction(pkv_eviction policy, BlockRecord *records, int64_t num_blocks, int64_t max_num_blocks)
     : policy_(policy),
       keeps_places_(policy == PKV_EVICTION_FIFO || policy == PKV_EVICTION_S3FIFO),
       num_queues_(count_queues(policy)),
       max_frequency_(find_max_frequency(policy)),
       counts_queues_(policy == PKV_EVICTION_SLRU || policy == PKV_EVICTION_S3FIFO),
-      max_protected_(num_blocks * 8 / 10),
-      min_small_(std::max<int64_t>(num_blocks / 10, 1)),
       records_(records),
-      num_blocks_(num_blocks),
       levels_(1),
       queues_(static_cast<size_t>(num_queues_)),
-      ghosts_(policy == PKV_EVICTION_S3FIFO ? num_blocks - num_blocks / 10 : 0) {
+      ghosts_(count_ghosts(policy, num_blocks), count_ghosts(policy, max_num_blocks)) {
   levels_[0].references = 1;
   by_priority_.push_back(0);
   order_.reserve(1);
+  resize(num_blocks);
+}
+
+void Eviction::resize(int64_t num_blocks) {
+  num_blocks_ = num_blocks;
+  max_protected_ = num_blocks * 8 / 10;
+  min_small_ = std::max<int64_t>(num_blocks / 10, 1);
+  ghosts_.resize(count_ghosts(policy_, num_blocks));
+  // Of a pool that shrinks fewer blocks are protected: the lowest levels' go first.
+  for (size_t i = 0; num_protected_ > max_protected_; ++i) {
+    const uint32_t level = order_[i];  // stays there: what leaves one queue enters the other
+    while (num_protected_ > max_protected_ && queue_of(level, kProtected).first != kNoBlock) limit_protected(level);
+  }
+}
+
+void Eviction::replace(int32_t from, int32_t to, uint32_t level) {
+  const BlockRecord &record = records_[to];
+  Queue &queue = queue_of(level, record.queue);
+  (record.previous == kNoBlock ? queue.first : records_[record.previous].next) = to;
+  (record.next == kNoBlock ? queue.last : records_[record.next].previous) = to;
+  assert(records_[from].queue == record.queue);
+  (void)from;
 }
 
 // The first of the levels in `sorted` whose priority is not lower.

@@ -28,8 +28,14 @@ namespace pkv {
 
 class Eviction {
  public:
-  // records: [num_blocks], where they stay. Throws std::bad_alloc.
-  Eviction(pkv_eviction policy, BlockRecord *records, int64_t num_blocks);
+  // records: [num_blocks], where they stay; max_num_blocks: of a resize to come, num_blocks at least. Throws
+  // std::bad_alloc.
+  Eviction(pkv_eviction policy, BlockRecord *records, int64_t num_blocks, int64_t max_num_blocks = 0);
+
+  // No block beyond is queued.
+  void resize(int64_t num_blocks);
+  // `to` takes the place of `from`, whose record it has, in the queues.
+  void replace(int32_t from, int32_t to, uint32_t level);
 
   pkv_eviction policy() const { return policy_; }
 
@@ -119,10 +125,10 @@ class Eviction {
   const int num_queues_;
   const uint8_t max_frequency_;
   const bool counts_queues_;
-  const int64_t max_protected_;
-  const int64_t min_small_;
   BlockRecord *const records_;
-  const int64_t num_blocks_;
+  int64_t num_blocks_ = 0;
+  int64_t max_protected_ = 0;
+  int64_t min_small_ = 0;
   std::vector<Level> levels_;
   std::vector<Queue> queues_;  // [levels, num_queues_]
   std::vector<uint32_t> order_;        // levels with a queued block, by priority

@@ -1,6 +1,7 @@
 // Which blocks were evicted lately without a hit: a ring of the last evictions, each in the chain of its bucket. Exact, so
 // that what a policy does never depends on the key of the hash. Remembering and asking touch a bucket and the entries of
-// its chain, about one; nothing is allocated after construction.
+// its chain, about one; nothing is allocated after construction. After a resize the ring remembers fewer evictions than it
+// could, until it has gone round once.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +13,24 @@ namespace pkv {
 
 class GhostTable {
  public:
-  // Remembers the last `capacity` evictions; 0: none. Throws std::bad_alloc.
-  explicit GhostTable(int64_t capacity) : ring_(static_cast<size_t>(capacity)) {
-    if (capacity == 0) return;
+  // Remembers the last `capacity` evictions; 0: none. max_capacity: of a resize to come. Throws std::bad_alloc.
+  explicit GhostTable(int64_t capacity, int64_t max_capacity = 0) {
+    max_capacity = capacity < max_capacity ? max_capacity : capacity;
+    ring_.reserve(static_cast<size_t>(max_capacity));
+    ring_.resize(static_cast<size_t>(capacity));
+    if (max_capacity == 0) return;
     size_t num_buckets = 8;
-    while (num_buckets < ring_.size()) num_buckets *= 2;
+    while (num_buckets < static_cast<size_t>(max_capacity)) num_buckets *= 2;
     buckets_.assign(num_buckets, kNone);
+  }
+
+  // Up to max_capacity.
+  void resize(int64_t capacity) {
+    for (size_t index = static_cast<size_t>(capacity); index < ring_.size(); ++index) {
+      if (ring_[index].is_remembered) unlink(static_cast<int32_t>(index));
+    }
+    ring_.resize(static_cast<size_t>(capacity));
+    if (next_ >= capacity) next_ = 0;
   }
 
   void insert(const Hash128 &hash) {

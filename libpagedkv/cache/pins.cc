@@ -34,7 +34,10 @@ Status Cache::pin(const int64_t *tokens, int64_t num_tokens, const pkv_open_opti
   for (const Scope &region : chain.regions) {
     if (region.first_block < static_cast<int64_t>(blocks.size())) passed.push_back(region.index);
   }
-  if (block_pins_.empty()) block_pins_.resize(static_cast<size_t>(num_blocks()));
+  if (block_pins_.empty()) {
+    block_pins_.reserve(static_cast<size_t>(max_num_blocks()));
+    block_pins_.resize(static_cast<size_t>(num_blocks()));
+  }
   if (unused_pins_.empty()) {
     if (unused_pins_.capacity() <= pins_.size()) unused_pins_.reserve(2 * pins_.size() + 16);
     pins_.emplace_back();

@@ -84,6 +84,20 @@ class PrefixIndex {
     }
   }
 
+  // The entry `from`, which must be there, becomes `to`.
+  void replace(const Hash128 &hash, int32_t from, int32_t to) {
+    const uint16_t tag = tag_of(hash);
+    for (int64_t i = home(hash);; i = following(i)) {
+      Line &line = lines_[i];
+      for (uint32_t slots = find_tag(line, tag); slots != 0; slots &= slots - 1) {
+        int32_t &block = line.blocks[__builtin_ctz(slots)];
+        if (block != from) continue;
+        block = to;
+        return;
+      }
+    }
+  }
+
   // Audit: true if it holds num_entries blocks, each where its hash leads. hash_of(block) gives the hash.
   template <class HashOf>
   bool validate(int64_t num_entries, HashOf hash_of) const {

@@ -1,15 +1,35 @@
 #include "cache/retention.h"
 
+#include <algorithm>
 #include <cinttypes>
 
 namespace pkv {
 
-Retention::Retention(Eviction *eviction, int64_t num_blocks)
+Retention::Retention(Eviction *eviction, int64_t num_blocks, int64_t max_num_blocks)
     : eviction_(eviction),
       follows_priority_(eviction->policy() == PKV_EVICTION_PRIORITY),
+      max_num_blocks_(static_cast<size_t>(std::max(num_blocks, max_num_blocks))),
       num_blocks_(static_cast<size_t>(num_blocks)),
       hints_(1) {
-  if (follows_priority_) blocks_.resize(num_blocks_);
+  if (follows_priority_) make_blocks();
+}
+
+void Retention::make_blocks() {
+  blocks_.reserve(max_num_blocks_);
+  blocks_.resize(num_blocks_);
+}
+
+void Retention::resize(int64_t num_blocks) {
+  num_blocks_ = static_cast<size_t>(num_blocks);
+  if (!blocks_.empty()) blocks_.resize(num_blocks_);
+}
+
+void Retention::remap_hints(int32_t first, const int32_t *new_blocks) {
+  for (Hint &hint : hints_) {
+    const auto remap = [&](int32_t block) { return block < first ? block : new_blocks[block - first]; };
+    std::transform(hint.blocks.begin(), hint.blocks.end(), hint.blocks.begin(), remap);
+    hint.blocks.erase(std::remove(hint.blocks.begin(), hint.blocks.end(), kNoBlock), hint.blocks.end());
+  }
 }
 
 void Retention::raise(int32_t block, uint32_t level) {
@@ -35,7 +55,7 @@ void Retention::drop(int32_t block) {
 }
 
 uint32_t Retention::create_hint(int32_t priority, int64_t num_blocks, bool has_deadline) {
-  if (blocks_.empty()) blocks_.resize(num_blocks_);
+  if (blocks_.empty()) make_blocks();
   std::vector<int32_t> blocks;
   if (has_deadline) blocks.reserve(static_cast<size_t>(num_blocks));
   if (unused_hints_.empty()) {

@@ -13,8 +13,20 @@ constexpr uint32_t kNoLevel = UINT32_MAX;
 
 class Retention {
  public:
-  // Throws std::bad_alloc.
-  Retention(Eviction *eviction, int64_t num_blocks);
+  // max_num_blocks: of a resize to come, num_blocks at least. Throws std::bad_alloc.
+  Retention(Eviction *eviction, int64_t num_blocks, int64_t max_num_blocks = 0);
+
+  // Nothing is kept of blocks beyond, but in the lists of hints: see remap_hints.
+  void resize(int64_t num_blocks);
+  // What is kept of `from` is kept of `to`, of which nothing was.
+  void move(int32_t from, int32_t to) {
+    if (blocks_.empty()) return;
+    blocks_[to] = blocks_[from];
+    blocks_[from] = BlockRetention();
+  }
+  // In the lists of blocks that hints were given to, those from `first` on become new_blocks[block - first]; kNoBlock: they
+  // leave the lists.
+  void remap_hints(int32_t first, const int32_t *new_blocks);
 
   bool follows_priority() const { return follows_priority_; }
   uint32_t level_of(int32_t block) const {
@@ -51,6 +63,7 @@ class Retention {
   Status validate() const;
 
  private:
+  void make_blocks();  // throws std::bad_alloc
   void drop_level(int32_t block);
   void drop(int32_t block);
 
@@ -68,8 +81,9 @@ class Retention {
 
   Eviction *const eviction_;
   const bool follows_priority_;
-  const size_t num_blocks_;
-  std::vector<BlockRetention> blocks_;  // [num_blocks] once needed
+  const size_t max_num_blocks_;
+  size_t num_blocks_;
+  std::vector<BlockRetention> blocks_;  // [num_blocks] once needed, capacity max_num_blocks
   std::vector<Hint> hints_;             // [0] is no hint
   std::vector<uint32_t> unused_hints_;
 };

@@ -9,6 +9,7 @@
 namespace pkv {
 
 enum StatsField {
+  kNumBlocks,
   kUncachedBlocks,
   kCachedBlocks,
   kHeldBlocks,
@@ -25,6 +26,7 @@ enum StatsField {
   kCopies,
   kPrepares,
   kRefusals,
+  kMovedBlocks,
   kIsFailed,
   kNumPins,
   kPinnedBlocks,

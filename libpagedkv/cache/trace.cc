@@ -71,7 +71,7 @@ void TraceRecorder::put_header(const TraceHeader &header) {
       header.block_size, group.num_layers, group.num_kv_heads, group.head_dim, group.v_head_dim, group.dtype,
       group.order, group.kv_scales, header.num_blocks, options.prefix_caching, options.eviction, options.window,
       options.sinks, options.partial_reuse, options.low_water, options.event_capacity, has_rope,
-      has_rope ? header.rope.rotary_dim : 0, has_rope ? header.rope.interleaved : 0};
+      has_rope ? header.rope.rotary_dim : 0, has_rope ? header.rope.interleaved : 0, options.max_num_blocks};
   put_unsigned(kTraceVersion);
   put_text(PKV_VERSION_STRING);
   put_text(header.device);

@@ -58,6 +58,7 @@ enum class TraceCall : uint8_t {
   kEvict = 64,
   kZeroUncached = 65,
   kReset = 66,
+  kResize = 67,  // its commit
   kTouch = 80,
   kPin = 81,
   kUnpin = 82,

@@ -52,6 +52,15 @@ Status Pool::create(Backend *backend, const PoolOptions &options, std::shared_pt
     return fail(PKV_INVALID_ARGUMENT, "num_blocks is %" PRId64 ", not in 1 to %" PRId64, options.num_blocks,
                 kMaxBlocks);
   }
+  if (options.max_num_blocks != 0 &&
+      (options.max_num_blocks < options.num_blocks || options.max_num_blocks > kMaxBlocks)) {
+    return fail(PKV_INVALID_ARGUMENT, "max_num_blocks is %" PRId64 ", not in num_blocks, %" PRId64 ", to %" PRId64,
+                options.max_num_blocks, options.num_blocks, kMaxBlocks);
+  }
+  if (options.max_num_blocks != 0 && options.memory != nullptr) {
+    return fail(PKV_INVALID_ARGUMENT, "max_num_blocks is %" PRId64 ", but memory is given, which does not grow",
+                options.max_num_blocks);
+  }
   int64_t num_blocks = options.num_blocks;
   std::shared_ptr<Pool> pool(new Pool(backend, block_bytes));
   if (options.memory != nullptr) {
@@ -64,9 +73,18 @@ Status Pool::create(Backend *backend, const PoolOptions &options, std::shared_pt
       return fail(PKV_OUT_OF_MEMORY, "%" PRId64 " blocks of %" PRIu64 " bytes are more than the address space",
                   num_blocks, block_bytes);
     }
-    PKV_TRY(backend->allocate_memory(bytes, &pool->memory_));
+    uint64_t reserved_bytes = 0;
+    if (!checked_multiply(block_bytes, static_cast<uint64_t>(options.max_num_blocks), &reserved_bytes)) {
+      return fail(PKV_OUT_OF_MEMORY, "max_num_blocks is %" PRId64 ": of %" PRIu64
+                  " bytes each more than the address space", options.max_num_blocks, block_bytes);
+    }
+    PKV_TRY(backend->allocate_memory(bytes, &pool->memory_, reserved_bytes));
     pool->base_ = pool->memory_.base;
   }
+  pool->max_num_blocks_ = std::max(num_blocks, options.max_num_blocks);
+  const size_t capacity = static_cast<size_t>(pool->max_num_blocks_);
+  pool->owners_.reserve(capacity);
+  pool->free_.reserve(capacity);
   pool->owners_.assign(static_cast<size_t>(num_blocks), 0);
   pool->free_.resize(static_cast<size_t>(num_blocks));
   for (int64_t i = 0; i < num_blocks; ++i) pool->free_[i] = static_cast<int32_t>(num_blocks - 1 - i);
@@ -173,41 +191,6 @@ Status Pool::free(const int32_t *blocks, int64_t count) {
   }
   free_.resize(old_size + static_cast<size_t>(num_freed));
   frees_ += num_freed;
-  return PKV_OK;
-}
-
-Status Pool::resize(int64_t num_blocks) {
-  if (num_blocks < 1 || num_blocks > kMaxBlocks) {
-    return fail(PKV_INVALID_ARGUMENT, "num_blocks is %" PRId64 ", not in 1 to %" PRId64, num_blocks, kMaxBlocks);
-  }
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (memory_.base == nullptr) return fail(PKV_UNSUPPORTED, "adopted memory cannot be resized");
-  const int64_t old_num_blocks = static_cast<int64_t>(owners_.size());
-  for (int64_t block = num_blocks; block < old_num_blocks; ++block) {
-    if (owners_[block] != 0) {
-      return fail(PKV_BUSY, "cannot shrink to %" PRId64 " blocks: block %" PRId64 " is in use", num_blocks, block);
-    }
-  }
-  uint64_t bytes = 0;
-  if (!checked_multiply(block_bytes_, static_cast<uint64_t>(num_blocks), &bytes)) {
-    return fail(PKV_OUT_OF_MEMORY, "%" PRId64 " blocks of %" PRIu64 " bytes are more than the address space",
-                num_blocks, block_bytes_);
-  }
-  const uint64_t old_bytes = memory_.bytes;
-  PKV_TRY(backend_->resize_memory(&memory_, bytes));
-  try {
-    free_.reserve(static_cast<size_t>(num_blocks));
-    owners_.reserve(static_cast<size_t>(num_blocks));
-  } catch (const std::bad_alloc &) {
-    backend_->resize_memory(&memory_, old_bytes);  // shrinks: memory is wanted for growing alone
-    throw;
-  }
-  if (num_blocks < old_num_blocks) {
-    free_.erase(std::remove_if(free_.begin(), free_.end(), [&](int32_t block) { return block >= num_blocks; }),
-                free_.end());
-  }
-  owners_.resize(static_cast<size_t>(num_blocks), 0);
-  for (int64_t block = num_blocks - 1; block >= old_num_blocks; --block) free_.push_back(static_cast<int32_t>(block));
   return PKV_OK;
 }
 

@@ -2,7 +2,11 @@
 // first out, and counted by owners.
 //
 // Invariants: owners_[b] is 0 exactly for the blocks in free_; free_ holds each of them once; between calls no mark is
-// set. Thread-safe: one mutex over the bookkeeping; the device is never called under it, except to resize.
+// set. Thread-safe: one mutex over the bookkeeping; the device is never called under it.
+//
+// Resizing goes in steps, so that nobody waits for the device: memory is mapped before the pool grows into it, and unmapped
+// after the pool has shrunk. resize() does both; a cache does them one by one, and sees to it that one at a time resizes.
+// resize.cc: resizing.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +26,7 @@ struct PoolOptions {
   int64_t num_blocks = 0;    // 0 with memory: as many as fit
   void *memory = nullptr;    // adopted
   uint64_t memory_bytes = 0;
+  int64_t max_num_blocks = 0;  // room to grow in place; 0: what the device gives by itself
 };
 
 class Pool {
@@ -35,6 +40,17 @@ class Pool {
   Status retain(const int32_t *blocks, int64_t count);
   Status free(const int32_t *blocks, int64_t count);
   Status resize(int64_t num_blocks);
+
+  // The steps of resizing. Memory for blocks up to num_blocks, no less than there are. UNSUPPORTED for adopted memory, or
+  // where the device cannot resize.
+  Status map_blocks(int64_t num_blocks);
+  // Takes mapped blocks in. No heap up to max_num_blocks.
+  void extend(int64_t num_blocks);
+  // Moves the owners of `sources`, all blocks that are owned from num_blocks on, to free ones below, which are the
+  // result; then the pool ends at num_blocks. [count] each.
+  void cut(int64_t num_blocks, const int32_t *sources, int64_t count, int32_t *out_destinations);
+  // Gives back memory behind the last block.
+  void unmap_tail();
   Status copy_blocks(const int32_t *sources, const int32_t *destinations, int64_t count, pkv_stream stream);
 
   Status zero_blocks(const int32_t *blocks, int64_t count, pkv_stream stream);
@@ -49,6 +65,7 @@ class Pool {
   void *base() const { return base_; }
   uint64_t block_bytes() const { return block_bytes_; }
   int64_t num_blocks() const;
+  int64_t max_num_blocks() const { return max_num_blocks_; }  // that it was made for; never less than it began with
   int64_t num_free() const;
   bool is_free(int32_t block) const;  // block is in range
 
@@ -60,14 +77,21 @@ class Pool {
   Status check_distinct_count(int64_t count) const;
   Status check_owned(const int32_t *blocks, int64_t count, const char *what) const;
 
+  // With resize_mutex_ held.
+  Status check_resizable();
+  Status resize_memory(int64_t num_blocks);
+  void extend_locked(int64_t num_blocks);  // with mutex_ held
+
   Backend *const backend_;
   const uint64_t block_bytes_;
-  DeviceMemory memory_;  // empty when adopted
+  std::mutex resize_mutex_;  // before mutex_
+  DeviceMemory memory_;      // empty when adopted
   void *base_ = nullptr;
+  int64_t max_num_blocks_ = 0;
 
   mutable std::mutex mutex_;
   std::vector<uint32_t> owners_;  // [num_blocks]; the top bit marks blocks during one call
-  std::vector<int32_t> free_;     // a stack, capacity num_blocks
+  std::vector<int32_t> free_;     // a stack, capacity max_num_blocks
   int64_t peak_used_ = 0;
   int64_t allocations_ = 0;
   int64_t frees_ = 0;

@@ -4,6 +4,7 @@
 //   fuzz_sequences.cc: one sequence in a call            fuzz_prefixes.cc: prefixes, pins, namespaces, eviction
 //   fuzz_steps.cc: prepare, tables, discard              fuzz_snapshots.cc: save and load
 //   fuzz_batches.cc: many sequences in a call            fuzz_reports.cc: texts, statistics, events
+//   fuzz_resizes.cc: growing, shrinking, moving
 #pragma once
 
 #include <memory>
@@ -129,6 +130,12 @@ class Driver {
   void reset();
   void zero();
 
+  // fuzz_resizes.cc
+  void resize();
+  void end_resize();
+  void check_resized(pkv_status status, int64_t num_blocks, bool moves, int64_t num_held_in_tail);
+  int64_t count_held(int64_t first) const;
+
   // fuzz_snapshots.cc
   void save_sequence();
   void save_prefixes();
@@ -151,6 +158,8 @@ class Driver {
   pkv_cache *cache_ = nullptr;
   pkv_batch *batches_[kNumBatches] = {};
   PreparedStep steps_[kNumBatches];
+  pkv_resize *resize_ = nullptr;  // prepared, and its size
+  int64_t resize_num_blocks_ = 0;
   std::unique_ptr<Model> model_;
   Router router_;
   std::vector<Prompt> past_;  // of sequences that were closed

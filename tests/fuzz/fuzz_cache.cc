@@ -39,11 +39,13 @@ const Driver::Call Driver::kCalls[] = {
     {"reset", &Driver::reset, 1}, {"zero", &Driver::zero, 1}, {"save_sequence", &Driver::save_sequence, 1},
     {"save_prefixes", &Driver::save_prefixes, 1}, {"explain_block", &Driver::explain_block, 1},
     {"explain_sequence", &Driver::explain_sequence, 1}, {"format_stats", &Driver::format_stats, 1},
+    {"resize", &Driver::resize, 3},
 };
 
 Driver::Driver(const uint8_t *data, size_t size) : bytes_(data, size) {
   setup_.block_size = static_cast<int32_t>(1 + bytes_.take(5));
   setup_.num_blocks = 1 + bytes_.take(14);
+  setup_.max_num_blocks = setup_.num_blocks + 4;
   setup_.eviction = static_cast<pkv_eviction>(bytes_.take(6));
   setup_.has_prefix_cache = !bytes_.take_one_in(8);
   setup_.has_partial_reuse = bytes_.take_one_in(3);
@@ -68,7 +70,7 @@ Driver::Driver(const uint8_t *data, size_t size) : bytes_(data, size) {
     options.struct_size = sizeof options;
     options.max_sequences = kMostPerStep;
     options.max_tokens = kMostTokensPerStep;
-    options.max_sequence_length = i == 0 || setup_.window > 0 ? 0 : setup_.num_blocks * setup_.block_size;
+    options.max_sequence_length = i == 0 || setup_.window > 0 ? 0 : setup_.max_num_blocks * setup_.block_size;
     options.formats = PKV_FORMAT_CSR;
     REQUIRE(pkv_batch_create(cache_, &options, &batches_[i]) == PKV_OK);
   }
@@ -78,6 +80,7 @@ Driver::Driver(const uint8_t *data, size_t size) : bytes_(data, size) {
 
 Driver::~Driver() {
   for (pkv_batch *batch : batches_) pkv_batch_destroy(batch);
+  pkv_resize_destroy(resize_);
   pkv_cache_destroy(cache_);
 }
 

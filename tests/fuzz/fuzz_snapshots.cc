@@ -60,6 +60,7 @@ struct OtherCache {
   OtherCache(const Setup &like, int64_t block_size, pkv_kv_order order) : setup(like) {
     setup.block_size = static_cast<int32_t>(block_size);
     setup.num_blocks = 160;  // enough for anything here, were it of one token a block
+    setup.max_num_blocks = 0;
     setup.order = order;
     cache = setup.create(&layer);
   }

@@ -49,6 +49,7 @@ pkv_cache *Setup::create(pkv_layer_info *out_layer) const {
   options.struct_size = sizeof options;
   options.layout = &layout;
   options.num_blocks = num_blocks;
+  options.max_num_blocks = max_num_blocks;
   options.device = "host";
   options.hash_seed = 1;
   options.prefix_caching = has_prefix_cache ? PKV_ON : PKV_OFF;

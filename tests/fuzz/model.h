@@ -22,7 +22,7 @@ constexpr int kNumNamespaces = 3;
 // What a cache is made with, all in one layer and one head of float32.
 struct Setup {
   int32_t block_size = 1;
-  int64_t num_blocks = 1;
+  int64_t num_blocks = 1, max_num_blocks = 0;
   pkv_kv_order order = PKV_TOKEN_HEAD;
   pkv_eviction eviction = PKV_EVICTION_LRU;
   bool has_prefix_cache = true, has_partial_reuse = false, has_rope = false;
@@ -95,6 +95,9 @@ class Model {
   // told: [tokens.size()], -1 for those that the cache was not told, or null for all.
   void extend(Sequence *sequence, const std::vector<int64_t> &tokens, const int64_t *told) const;
 
+  // The cache has so many blocks from now on.
+  void resize(int64_t num_blocks) { setup_.num_blocks = num_blocks; }
+
   // Rows of a sequence's tokens from `first` on go into its blocks; with is_garbage wrong ones, as of a failed step.
   void write(const Sequence &sequence, int64_t first, bool is_garbage = false) const;
 
@@ -115,7 +118,7 @@ class Model {
 
   pkv_cache *const cache_;
   const RowMemory memory_;
-  const Setup setup_;
+  Setup setup_;
 };
 
 // What open, probe, touch and pin are given for a prompt.

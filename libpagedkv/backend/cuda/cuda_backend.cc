@@ -9,19 +9,8 @@
 #include "backend/cuda/device_context.h"
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/table_uploader.h"
-#include "base/log.h"
 
 namespace pkv {
-namespace {
-
-constexpr uint64_t kAlignment = 4096;  // of what allocate_memory gives
-
-void *round_up(void *address) {
-  const uintptr_t up = reinterpret_cast<uintptr_t>(address) + kAlignment - 1;
-  return reinterpret_cast<void *>(up - up % kAlignment);
-}
-
-}  // namespace
 
 Status CudaBackend::create(int ordinal, CudaBackend **out) {
   std::unique_ptr<CudaBackend> backend(new (std::nothrow) CudaBackend);
@@ -32,6 +21,7 @@ Status CudaBackend::create(int ordinal, CudaBackend **out) {
 }
 
 Status CudaBackend::prepare_device(int ordinal) {
+  ordinal_ = ordinal;
   std::snprintf(device_, sizeof device_, "cuda:%d", ordinal);
   cudaDeviceProp properties = {};
   PKV_TRY_CUDA(cudaGetDeviceProperties(&properties, ordinal));
@@ -65,62 +55,6 @@ Status CudaBackend::query(DeviceInfo *out) {
   out->compute_capability = compute_capability_;
   out->num_processors = num_processors_;
   return PKV_OK;
-}
-
-Status CudaBackend::allocate_memory(uint64_t bytes, DeviceMemory *out) {
-  const ContextScope scope(context_);
-  PKV_TRY(scope.status());
-  void *memory = nullptr;
-  PKV_TRY(allocate_cuda(bytes, &memory));
-  // Large allocations start at a page; a small one may not, and is made again with room to move its start.
-  if (round_up(memory) != memory) {
-    PKV_TRY_CUDA(cudaFree(memory));
-    PKV_TRY(allocate_cuda(bytes + kAlignment, &memory));
-  }
-  try {
-    std::lock_guard<std::mutex> lock(mutex_);
-    allocations_[round_up(memory)] = memory;
-  } catch (const std::bad_alloc &) {
-    cudaFree(memory);
-    return fail(PKV_OUT_OF_MEMORY, "%s: no host memory to note an allocation", device_);
-  }
-  *out = {round_up(memory), bytes, bytes};
-  return PKV_OK;
-}
-
-Status CudaBackend::allocate_cuda(uint64_t bytes, void **out) {
-  size_t free_bytes = 0, total_bytes = 0;
-  PKV_TRY_CUDA(cudaMemGetInfo(&free_bytes, &total_bytes));
-  const cudaError_t error = bytes <= free_bytes ? cudaMalloc(out, bytes) : cudaErrorMemoryAllocation;
-  if (error == cudaErrorMemoryAllocation) {
-    cudaGetLastError();
-    return fail(PKV_OUT_OF_MEMORY, "%s: %llu bytes wanted, %zu of %zu are free", device_,
-                static_cast<unsigned long long>(bytes), free_bytes, total_bytes);
-  }
-  return error == cudaSuccess ? PKV_OK : fail_cuda(error, "cudaMalloc");
-}
-
-void CudaBackend::release_memory(DeviceMemory *memory) {
-  if (memory->base == nullptr) return;
-  void *allocation = nullptr;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = allocations_.find(memory->base);
-    allocation = found->second;
-    allocations_.erase(found);
-  }
-  *memory = {};
-  const ContextScope scope(context_);
-  if (scope.status() != PKV_OK) return;
-  const cudaError_t error = cudaFree(allocation);
-  // At the end of the process the driver may be gone before the last owner, and the memory with it.
-  if (error == cudaSuccess || error == cudaErrorCudartUnloading) return;
-  cudaGetLastError();
-  log(PKV_LOG_WARNING, "%s: cudaFree: %s", device_, cudaGetErrorString(error));
-}
-
-Status CudaBackend::resize_memory(DeviceMemory *, uint64_t) {
-  return fail(PKV_UNSUPPORTED, "%s: memory cannot be resized in place in this version", device_);
 }
 
 Status CudaBackend::upload(void *destination, const void *source, uint64_t bytes) {

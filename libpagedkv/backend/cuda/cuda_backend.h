@@ -1,14 +1,16 @@
 // The backend of one CUDA device. Every call makes the device's context current and leaves the caller's as it was.
-// Thread-safe: what changes after creation is the table of allocations, under its mutex.
+// Thread-safe: what changes after creation are the tables of allocations, under their mutex. memory.cc: memory.
 #pragma once
 
 #include <cuda.h>
 #include <cuda_runtime.h>
 
 #include <map>
+#include <memory>
 #include <mutex>
 
 #include "backend/backend.h"
+#include "backend/chunked_memory.h"
 #include "backend/cuda/attend_plan.h"
 
 namespace pkv {
@@ -21,7 +23,7 @@ class CudaBackend final : public Backend {
   const char *device() const override { return device_; }
   bool is_host() const override { return false; }
   Status query(DeviceInfo *out) override;
-  Status allocate_memory(uint64_t bytes, DeviceMemory *out) override;
+  Status allocate_memory(uint64_t bytes, DeviceMemory *out, uint64_t reserved_bytes) override;
   void release_memory(DeviceMemory *memory) override;
   Status resize_memory(DeviceMemory *memory, uint64_t bytes) override;
   Status upload(void *destination, const void *source, uint64_t bytes) override;
@@ -43,7 +45,11 @@ class CudaBackend final : public Backend {
  private:
   Status prepare_device(int ordinal);
   Status allocate_cuda(uint64_t bytes, void **out);
+  Status check_free(uint64_t bytes);
+  // UNSUPPORTED where the driver or the device cannot do it.
+  Status allocate_growing(uint64_t bytes, uint64_t reserved_bytes, DeviceMemory *out);
 
+  int ordinal_ = 0;
   char device_[16] = "";
   char name_[128] = "";
   int32_t compute_capability_ = 0;
@@ -53,6 +59,8 @@ class CudaBackend final : public Backend {
   cudaStream_t upload_stream_ = nullptr;
   std::mutex mutex_;
   std::map<void *, void *> allocations_;  // base given out -> what cudaMalloc gave
+  std::map<void *, std::unique_ptr<ChunkedMemory>> growing_;  // by base; of memory with room to grow
+  bool has_warned_ = false;  // that there is no such memory
 };
 
 }  // namespace pkv

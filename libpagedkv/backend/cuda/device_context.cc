@@ -1,6 +1,6 @@
 #include "backend/cuda/device_context.h"
 
-#include "backend/cuda/cuda_status.h"
+#include "backend/cuda/driver_function.h"
 
 namespace pkv {
 namespace {
@@ -14,30 +14,14 @@ struct DriverFunctions {
   bool is_complete = false;
 };
 
-// `version`: the CUDA version whose variant of the function is wanted.
-template <class Function>
-bool find_function(const char *name, unsigned int version, Function *out) {
-  void *address = nullptr;
-  cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
-#if CUDART_VERSION >= 12050
-  const cudaError_t error = cudaGetDriverEntryPointByVersion(name, &address, version, cudaEnableDefault, &result);
-#else
-  (void)version;
-  const cudaError_t error = cudaGetDriverEntryPoint(name, &address, cudaEnableDefault, &result);
-#endif
-  if (error != cudaSuccess) cudaGetLastError();
-  if (error != cudaSuccess || result != cudaDriverEntryPointSuccess || address == nullptr) return false;
-  *out = reinterpret_cast<Function>(address);
-  return true;
-}
-
 DriverFunctions find_functions() {
   DriverFunctions functions;
-  functions.is_complete = find_function("cuDeviceGet", 2000, &functions.get_device) &&
-                          find_function("cuDevicePrimaryCtxRetain", 7000, &functions.retain_primary_context) &&
-                          find_function("cuCtxPushCurrent", 4000, &functions.push_context) &&
-                          find_function("cuCtxPopCurrent", 4000, &functions.pop_context) &&
-                          find_function("cuGetErrorName", 6000, &functions.get_error_name);
+  functions.is_complete =
+      find_driver_function("cuDeviceGet", 2000, &functions.get_device) &&
+      find_driver_function("cuDevicePrimaryCtxRetain", 7000, &functions.retain_primary_context) &&
+      find_driver_function("cuCtxPushCurrent", 4000, &functions.push_context) &&
+      find_driver_function("cuCtxPopCurrent", 4000, &functions.pop_context) &&
+      find_driver_function("cuGetErrorName", 6000, &functions.get_error_name);
   return functions;
 }
 
@@ -47,14 +31,14 @@ const DriverFunctions &driver() {
   return functions;
 }
 
+}  // namespace
+
 Status fail_driver(const char *what, CUresult error) {
   const char *name = nullptr;
   driver().get_error_name(error, &name);
   return fail(error == CUDA_ERROR_OUT_OF_MEMORY ? PKV_OUT_OF_MEMORY : PKV_DEVICE_ERROR, "%s: %s", what,
               name == nullptr ? "unknown error" : name);
 }
-
-}  // namespace
 
 Status retain_context(int ordinal, CUcontext *out) {
   if (!driver().is_complete) return fail(PKV_UNSUPPORTED, "cuda:%d: the driver lacks a needed function", ordinal);

@@ -30,7 +30,9 @@ class HostBackend final : public Backend {
     return PKV_OK;
   }
 
-  Status allocate_memory(uint64_t bytes, DeviceMemory *out) override { return allocate_host_memory(bytes, out); }
+  Status allocate_memory(uint64_t bytes, DeviceMemory *out, uint64_t reserved_bytes) override {
+    return allocate_host_memory(bytes, reserved_bytes, out);
+  }
   void release_memory(DeviceMemory *memory) override { release_host_memory(memory); }
   Status resize_memory(DeviceMemory *memory, uint64_t bytes) override { return resize_host_memory(memory, bytes); }
 

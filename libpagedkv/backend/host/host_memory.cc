@@ -4,12 +4,14 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cassert>
 #include <cerrno>
 #include <cstring>
 
 #include "backend/host/machine.h"
 #include "base/checked.h"
+#include "base/log.h"
 
 namespace pkv {
 namespace {
@@ -42,27 +44,33 @@ void *reserve(uint64_t bytes) {
   return base == MAP_FAILED ? nullptr : base;
 }
 
-// Address range worth reserving for `bytes`: room to grow to all of the machine's memory, unless address space is
-// limited; then every reserved byte would be missing elsewhere.
-uint64_t wanted_reservation(uint64_t bytes, uint64_t total) {
+// Address range worth reserving for `bytes`: as much as was asked for, and room to grow to all of the machine's memory,
+// unless address space is limited; then every reserved byte would be missing elsewhere.
+uint64_t wanted_reservation(uint64_t bytes, uint64_t asked, uint64_t total) {
   struct rlimit limit = {};
-  if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur != RLIM_INFINITY) return bytes;
+  const bool is_limited = getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur != RLIM_INFINITY;
   uint64_t rounded = 0;
-  return checked_round_up(total, page_bytes(), &rounded) && rounded > bytes ? rounded : bytes;
+  return checked_round_up(is_limited ? asked : std::max(asked, total), page_bytes(), &rounded) && rounded > bytes
+             ? rounded
+             : bytes;
 }
 
 }  // namespace
 
-Status allocate_host_memory(uint64_t bytes, DeviceMemory *out) {
+Status allocate_host_memory(uint64_t bytes, uint64_t reserved_bytes, DeviceMemory *out) {
   const MemoryLimits limits = read_memory_limits("");
   uint64_t rounded = 0;
   if (bytes > limits.available_bytes || !checked_round_up(bytes, page_bytes(), &rounded)) {
     return fail_too_large(bytes, limits.available_bytes);
   }
   if (rounded == 0) rounded = page_bytes();
-  uint64_t reserved = wanted_reservation(rounded, limits.total_bytes);
+  uint64_t reserved = wanted_reservation(rounded, reserved_bytes, limits.total_bytes);
   void *base = reserve(reserved);
   if (base == nullptr && reserved > rounded) {
+    if (reserved_bytes > bytes) {
+      log(PKV_LOG_WARNING, "host: no address range of %llu bytes: a pool of %llu bytes will not grow",
+          static_cast<unsigned long long>(reserved), static_cast<unsigned long long>(bytes));
+    }
     reserved = rounded;
     base = reserve(reserved);
   }
@@ -104,10 +112,14 @@ Status resize_host_memory(DeviceMemory *memory, uint64_t bytes) {
       return fail_refused(new_rounded - old_rounded, errno);
     }
   } else if (new_rounded < old_rounded) {
-    // A fresh mapping over the tail gives its pages back.
+    // A fresh mapping over the tail gives its pages back, and its commitment; if the system has no room for one more
+    // mapping, the pages alone.
     void *tail = mmap(base + new_rounded, old_rounded - new_rounded, PROT_NONE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-    if (tail == MAP_FAILED) return fail_refused(0, errno);
+    if (tail == MAP_FAILED && madvise(base + new_rounded, old_rounded - new_rounded, MADV_DONTNEED) != 0) {
+      log(PKV_LOG_WARNING, "host: %llu bytes were not given back: %s",
+          static_cast<unsigned long long>(old_rounded - new_rounded), std::strerror(errno));
+    }
   }
   memory->bytes = bytes;
   return PKV_OK;
