@@ -350,6 +350,35 @@ class Pin {
   int64_t num_tokens_ = 0;
 };
 
+// A resize that was prepared. Destroying it gives memory back; without a commit it undoes the preparation.
+class Resize {
+ public:
+  Resize(pkv_cache *cache, int64_t num_blocks) {
+    pkv_resize *resize = nullptr;
+    check(pkv_resize_prepare(cache, num_blocks, &resize));
+    resize_.reset(resize);
+  }
+
+  // By the mutating thread, between two steps. One that was refused may be tried again.
+  void commit(bool moves = false, pkv_stream stream = nullptr) {
+    const pkv_resize_options options = make_options(moves, stream);
+    check(pkv_resize_commit(resize_.get(), &options));
+  }
+
+  static pkv_resize_options make_options(bool moves, pkv_stream stream) {
+    auto options = make_struct<pkv_resize_options>();
+    options.move = moves ? PKV_ON : PKV_OFF;
+    options.stream = stream;
+    return options;
+  }
+
+ private:
+  struct Destroy {
+    void operator()(pkv_resize *resize) const { pkv_resize_destroy(resize); }
+  };
+  std::unique_ptr<pkv_resize, Destroy> resize_;
+};
+
 class Batch;
 
 class Cache {
@@ -469,6 +498,12 @@ class Cache {
     return count;
   }
   void reset() { check(pkv_cache_reset(get())); }
+  // At once, or in two phases, of which the first may run in any thread.
+  void resize(int64_t num_blocks, bool moves = false, pkv_stream stream = nullptr) {
+    const pkv_resize_options options = Resize::make_options(moves, stream);
+    check(pkv_cache_resize(get(), num_blocks, &options));
+  }
+  Resize prepare_resize(int64_t num_blocks) { return Resize(get(), num_blocks); }
   // options: null for the saved namespace, regions, priority and tag.
   Sequence load_sequence(const pkv_snapshot_io &io, const pkv_open_options *options = nullptr,
                          pkv_stream stream = nullptr) {

@@ -102,6 +102,12 @@ Status Retention::validate() const {
     }
     ++num_blocks[blocks_[block].hint];
   }
+  for (size_t block = 0; block < blocks_.size(); ++block) {
+    const Hint &hint = hints_[blocks_[block].hint];
+    if (hint.has_deadline && std::find(hint.blocks.begin(), hint.blocks.end(), block) == hint.blocks.end()) {
+      return fail(PKV_INTERNAL, "block %zu has hint %u, whose list does not name it", block, blocks_[block].hint);
+    }
+  }
   for (size_t hint = 1; hint < hints_.size(); ++hint) {
     if (num_blocks[hint] != hints_[hint].num_blocks) {
       return fail(PKV_INTERNAL, "hint %zu counts %" PRId64 " blocks, but %" PRId64 " have it", hint,

@@ -29,6 +29,7 @@ from pagedkv._cache import Cache
 from pagedkv._sequence import Sequence
 from pagedkv._snapshot import block_hash
 from pagedkv._pin import Pin
+from pagedkv._resize import PreparedResize
 from pagedkv._batch import Batch
 from pagedkv._attention import Rope, isa, merge_states, num_threads, set_isa, set_num_threads
 
@@ -49,6 +50,7 @@ __all__ = [
     "PagedKVError",
     "Pin",
     "Pool",
+    "PreparedResize",
     "Rope",
     "Sequence",
     "UnsupportedError",

@@ -12,6 +12,7 @@ from pagedkv._attention import Rope
 from pagedkv._batch import Batch
 from pagedkv._layout import Layout
 from pagedkv._pin import Pin
+from pagedkv._resize import PreparedResize
 from pagedkv._sequence import Sequence
 from pagedkv._snapshot import Source, Target
 from pagedkv._tensors import ArrayLike
@@ -37,6 +38,7 @@ class Cache:
         sinks: int = 0,
         partial_reuse: bool = False,
         rope: Rope | None = None,
+        max_num_blocks: int | None = None,
     ) -> None: ...
     def open(
         self,
@@ -84,6 +86,8 @@ class Cache:
     def zero_uncached(self, stream: Stream = 0) -> int: ...
     def victims(self, n: int) -> list[Sequence]: ...
     def reset(self) -> None: ...
+    def resize(self, num_blocks: int, move: bool = False, stream: Stream = 0) -> None: ...
+    def prepare_resize(self, num_blocks: int) -> PreparedResize: ...
     def load_sequence(
         self,
         file: Source,
@@ -146,6 +150,8 @@ class Cache:
     def layout(self) -> Layout: ...
     @property
     def device(self) -> str: ...
+    @property
+    def max_num_blocks(self) -> int: ...
     @property
     def block_size(self) -> int: ...
     @property

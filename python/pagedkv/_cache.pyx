@@ -26,6 +26,7 @@ from pagedkv._sequences import accept, close_many, commit_many, fork_many, open_
 from pagedkv._memory cimport set_memory
 from pagedkv._pool cimport export_blocks
 from pagedkv._prompt cimport Prompt, read_prompt, release_prompt
+from pagedkv._resize import prepare_resize, resize
 from pagedkv._snapshot cimport load_prefixes, load_sequence, save_prefixes
 from pagedkv.abi cimport (
     PKV_EVICTION_FIFO, PKV_EVICTION_LFU, PKV_EVICTION_LRU, PKV_EVICTION_PRIORITY, PKV_EVICTION_S3FIFO,
@@ -49,7 +50,8 @@ cdef dict EVICTIONS = {
 @cython.no_gc_clear
 cdef class Cache:
     """Cache(layout, num_blocks=None, memory=None, device="auto", prefix_caching=True, eviction="lru", buffer=None, \
-hash_seed=0, low_water=0, event_capacity=0, window=None, sinks=0, partial_reuse=False, rope=None)\n--\n\n\
+hash_seed=0, low_water=0, event_capacity=0, window=None, sinks=0, partial_reuse=False, rope=None, \
+max_num_blocks=None)\n--\n\n\
 Token sequences over blocks of one device, with a prefix cache.
 
     The size is given by num_blocks, by memory ("20GiB", bytes as an int, or a float: a share of the free memory), or by
@@ -60,15 +62,16 @@ Token sequences over blocks of one device, with a prefix cache.
 
     window: the sliding window of the model in tokens. Blocks that no later query can see are released, but for those of
     the first `sinks` tokens. partial_reuse: open also takes a block that shares only its first tokens with the prompt.
-    rope: a pagedkv.Rope by base, how K is rotated, for Sequence.shift().
+    rope: a pagedkv.Rope by base, how K is rotated, for Sequence.shift(). max_num_blocks: for resize(), how many blocks
+    there may ever be; addresses for them are reserved, memory is not.
 
     One thread at a time may mutate a cache and its batches; write_kv and attend may run beside it. On the host a cache
     exports its memory: numpy.asarray(cache) is uint8 [num_blocks, block_bytes], without a copy; while such views live,
-    close() raises BusyError."""
+    close() and resize() raise BusyError."""
 
     def __init__(self, layout, num_blocks=None, memory=None, device="auto", prefix_caching=True, eviction="lru",
                  buffer=None, hash_seed=0, low_water=0, event_capacity=0, window=None, sinks=0, partial_reuse=False,
-                 rope=None):
+                 rope=None, max_num_blocks=None):
         cdef pkv_cache_options options
         cdef pkv_rope rotation
         cdef pkv_cache_stats stats
@@ -112,6 +115,8 @@ Token sequences over blocks of one device, with a prefix cache.
             options.window = as_positive(window, "window")
         options.sinks = as_int64(sinks, "sinks")
         options.partial_reuse = PKV_ON if partial_reuse else PKV_OFF
+        if max_num_blocks is not None:
+            options.max_num_blocks = as_positive(max_num_blocks, "max_num_blocks")
         if rope is not None:
             if not isinstance(rope, Rope) or (<Rope> rope)._rope.struct_size == 0:
                 raise InvalidArgumentError(f"rope must be a pagedkv.Rope, got {describe(rope)}")
@@ -273,6 +278,10 @@ Token sequences over blocks of one device, with a prefix cache.
         self.enter()
         check(pkv_cache_reset(self._cache))
 
+    # ---- Resizing, by functions of another file
+
+    resize, prepare_resize = resize, prepare_resize
+
     # ---- Snapshots
 
     def load_sequence(self, file, namespace=None, priority=None, tag=None, stream=0):
@@ -374,6 +383,13 @@ Token sequences over blocks of one device, with a prefix cache.
         return self._num_blocks
 
     @property
+    def max_num_blocks(self):
+        """Blocks that resize() may grow the cache to."""
+        cdef pkv_cache_stats stats
+        self.get_stats(&stats)
+        return stats.max_num_blocks
+
+    @property
     def block_size(self):
         """Tokens of a block."""
         return self.layout.block_size
@@ -472,6 +488,8 @@ Token sequences over blocks of one device, with a prefix cache.
         self.enter()
         if self._num_kernels > 0:
             raise BusyError("close while kernels are running")
+        if self._num_resizes > 0:
+            raise BusyError("close while a resize is prepared")
         if self._num_views > 0:
             raise BusyError(f"close while {self._num_views} views of the cache's memory live")
         batches = list(self._batches)
@@ -505,6 +523,8 @@ Token sequences over blocks of one device, with a prefix cache.
     def __getbuffer__(self, Py_buffer *buffer, int flags):
         if self._cache == NULL or not self._is_host:
             raise BufferError("cache is closed" if self._cache == NULL else f"the cache's memory is on {self.device}")
+        if self._is_resizing:
+            raise BufferError("the cache is being resized")
         self._shape[0], self._shape[1] = self._num_blocks, self.layout.block_bytes
         self._strides[0], self._strides[1] = self.layout.block_bytes, 1
         export_blocks(self, self._base, self._shape, self._strides, buffer, flags)
@@ -517,8 +537,10 @@ Token sequences over blocks of one device, with a prefix cache.
         return find_device(self.device)
 
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
-        """The blocks as uint8 [num_blocks, block_bytes]; close() raises BusyError while they are in use."""
+        """The blocks as uint8 [num_blocks, block_bytes]; close() and resize() raise BusyError while they are in use."""
         self.require_open()
+        if self._is_resizing:
+            raise BufferError("the cache is being resized")
         options = {"max_version": max_version, "dl_device": dl_device, "copy": copy}
         return make_capsule(make_lease(self, &self._num_views), self._base, self.device, (self.num_blocks, self.layout.block_bytes),
                             (self.layout.block_bytes, 1), DL_UINT, 8, False, options)

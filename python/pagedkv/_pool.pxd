@@ -11,6 +11,7 @@ cdef class Pool:
     cdef void *_base
     cdef Py_ssize_t _num_views   # exported buffers
     cdef Py_ssize_t _num_copies  # running without the GIL
+    cdef bint _is_resizing       # likewise
     cdef Py_ssize_t _shape[2]
     cdef Py_ssize_t _strides[2]
 

@@ -13,7 +13,12 @@ def device_info(device: str = "auto") -> dict[str, Any]: ...
 
 class Pool:
     def __init__(
-        self, block_bytes: int, num_blocks: int | None = None, device: str = "auto", buffer: Buffer | None = None
+        self,
+        block_bytes: int,
+        num_blocks: int | None = None,
+        device: str = "auto",
+        buffer: Buffer | None = None,
+        max_num_blocks: int | None = None,
     ) -> None: ...
     @property
     def device(self) -> str: ...

@@ -81,17 +81,18 @@ cdef int export_blocks(object owner, void *base, Py_ssize_t *shape, Py_ssize_t *
 
 
 cdef class Pool:
-    """Pool(block_bytes, num_blocks=None, device="auto", buffer=None)\n--\n\n\
+    """Pool(block_bytes, num_blocks=None, device="auto", buffer=None, max_num_blocks=None)\n--\n\n\
 Fixed-size blocks of one device, from one allocation up front, counted by owners. Thread-safe.
 
     block_bytes is rounded up to a multiple of 256. device: "host", "cuda", "cuda:1" or "auto". buffer: writable memory
     to use in place of an allocation (an object with the buffer protocol or __cuda_array_interface__, or a tuple
-    (pointer, bytes)); then num_blocks may be None: as many as fit.
+    (pointer, bytes)); then num_blocks may be None: as many as fit. max_num_blocks: for resize(), how many blocks there may
+    ever be; addresses for them are reserved, memory is not. (A pool of the host may be resized without.)
 
     On the host a pool exports its memory: numpy.asarray(pool) is uint8 [num_blocks, block_bytes], without a copy. While
     such views live, close() and resize() raise BusyError."""
 
-    def __init__(self, block_bytes, num_blocks=None, device="auto", buffer=None):
+    def __init__(self, block_bytes, num_blocks=None, device="auto", buffer=None, max_num_blocks=None):
         cdef pkv_pool_options options
         cdef pkv_pool_stats stats
         cdef pkv_status status
@@ -113,6 +114,8 @@ Fixed-size blocks of one device, from one allocation up front, counted by owners
             options.memory = memory.data
             options.memory_bytes = memory.num_bytes
             name = memory.device_name(device)
+        if max_num_blocks is not None:
+            options.max_num_blocks = as_positive(max_num_blocks, "max_num_blocks")
         options.device = name
         with nogil:
             status = pkv_pool_create(&options, &self._pool)
@@ -143,6 +146,8 @@ Fixed-size blocks of one device, from one allocation up front, counted by owners
             raise BusyError(f"{what} while {self._num_views} views of the pool's memory live")
         if self._num_copies > 0:
             raise BusyError(f"{what} while blocks are copied")
+        if self._is_resizing:
+            raise BusyError(f"{what} while the pool is resized")
         return 0
 
     def allocate(self, n=None):
@@ -206,11 +211,17 @@ Fixed-size blocks of one device, from one allocation up front, counted by owners
         return <uintptr_t> address
 
     def resize(self, num_blocks):
-        """Grows the pool, or shrinks it where the tail is free (else BusyError). Addresses do not change."""
+        """Grows the pool, or shrinks it where the tail is free (else BusyError). Addresses do not change; what is cut off
+        goes back to the system, on a device when everything that is queued there is done."""
         cdef int64_t count = as_positive(num_blocks, "num_blocks")
+        cdef pkv_status status
         self._require_open()
         self._require_unused("resize")
-        check(pkv_pool_resize(self._pool, count))
+        self._is_resizing = True
+        with nogil:
+            status = pkv_pool_resize(self._pool, count)
+        self._is_resizing = False
+        check(status)
 
     def copy_blocks(self, sources, destinations, stream=0):
         """Copies block sources[i] to destinations[i] for all i as if at once. All must be owned."""
@@ -324,6 +335,8 @@ Fixed-size blocks of one device, from one allocation up front, counted by owners
     def __getbuffer__(self, Py_buffer *buffer, int flags):
         if self._pool == NULL or not self._is_host:
             raise BufferError("pool is closed" if self._pool == NULL else f"the pool's memory is on {self.device}")
+        if self._is_resizing:
+            raise BufferError("the pool is being resized")
         self._shape[0], self._shape[1] = pkv_pool_num_blocks(self._pool), self.block_bytes
         self._strides[0], self._strides[1] = self.block_bytes, 1
         export_blocks(self, self._base, self._shape, self._strides, buffer, flags)
@@ -338,6 +351,8 @@ Fixed-size blocks of one device, from one allocation up front, counted by owners
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
         """The blocks as uint8 [num_blocks, block_bytes]; close() raises BusyError while they are in use."""
         self._require_open()
+        if self._is_resizing:
+            raise BufferError("the pool is being resized")
         options = {"max_version": max_version, "dl_device": dl_device, "copy": copy}
         return make_capsule(make_lease(self, &self._num_views), self._base, self.device, (self.num_blocks, self.block_bytes),
                             (self.block_bytes, 1), DL_UINT, 8, False, options)

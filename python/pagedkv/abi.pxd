@@ -111,6 +111,7 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         const char *device
         void *memory
         uint64_t memory_bytes
+        int64_t max_num_blocks
     pkv_status pkv_pool_create(const pkv_pool_options *options, pkv_pool **out)
     void pkv_pool_destroy(pkv_pool *pool)
     pkv_status pkv_pool_allocate(pkv_pool *pool, int64_t count, int32_t *out_blocks)
@@ -220,12 +221,25 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         const pkv_rope *rope
         int64_t low_water
         int64_t event_capacity
+        int64_t max_num_blocks
     pkv_status pkv_cache_create(const pkv_cache_options *options, pkv_cache **out)
     void pkv_cache_destroy(pkv_cache *cache)
     pkv_status pkv_cache_set_kv_scales(pkv_cache *cache, int32_t layer, const float *k_scale, const float *v_scale)
     pkv_status pkv_cache_evict(pkv_cache *cache, int64_t n, int64_t *out_evicted)
     pkv_status pkv_cache_zero_uncached(pkv_cache *cache, pkv_stream stream, int64_t *out_count)
     pkv_status pkv_cache_reset(pkv_cache *cache)
+
+    ctypedef struct pkv_resize:
+        pass
+
+    ctypedef struct pkv_resize_options:
+        size_t struct_size
+        pkv_toggle move
+        pkv_stream stream
+    pkv_status pkv_resize_prepare(pkv_cache *cache, int64_t num_blocks, pkv_resize **out)
+    pkv_status pkv_resize_commit(pkv_resize *resize, const pkv_resize_options *options)
+    void pkv_resize_destroy(pkv_resize *resize)
+    pkv_status pkv_cache_resize(pkv_cache *cache, int64_t num_blocks, const pkv_resize_options *options)
 
     ctypedef struct pkv_cache_stats:
         size_t struct_size
@@ -257,6 +271,8 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         uint64_t num_events
         uint64_t dropped_events
         int64_t reuse_distance[32]
+        int64_t max_num_blocks
+        int64_t moved_blocks
     pkv_status pkv_cache_get_stats(const pkv_cache *cache, pkv_cache_stats *out)
 
     ctypedef enum pkv_stats_format:

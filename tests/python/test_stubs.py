@@ -9,7 +9,7 @@ import pytest
 
 import pagedkv
 
-MODULES = ["_errors", "_pool", "_layout", "_cache", "_sequence", "_pin", "_batch", "_attention"]
+MODULES = ["_errors", "_pool", "_layout", "_cache", "_sequence", "_pin", "_resize", "_batch", "_attention"]
 FOLDERS = [pathlib.Path(folder) for folder in pagedkv.__path__]
 # Written by Python or Cython themselves.
 ORDINARY = {

@@ -1,0 +1,19 @@
+# Besides this class there are methods of Cache, which declares them.
+from types import TracebackType
+from typing import TypeVar
+
+from pagedkv._arrays import Stream
+
+_ResizeType = TypeVar("_ResizeType", bound=PreparedResize)
+
+class PreparedResize:
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def is_committed(self) -> bool: ...
+    def commit(self, move: bool = False, stream: Stream = 0) -> None: ...
+    def close(self) -> None: ...
+    def __enter__(self: _ResizeType) -> _ResizeType: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
