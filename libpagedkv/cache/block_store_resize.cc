@@ -10,6 +10,8 @@ namespace pkv {
 
 // Records behind the end are nobody's, so any thread may fill them.
 void BlockStore::prepare_growth(int64_t num_blocks) {
+  tokens_.populate(num_blocks_ * block_size_, num_blocks * block_size_);
+  freed_.populate(num_blocks_, num_blocks);
   for (int64_t i = num_blocks_; i < num_blocks; ++i) {
     new (&records_[i]) BlockRecord();
     last_uses_[i] = 0;
@@ -30,7 +32,7 @@ void BlockStore::evict_tail(int64_t num_blocks) {
   for (int32_t block = static_cast<int32_t>(num_blocks); block < num_blocks_; ++block) {
     if (!is_cached(block)) continue;
     eviction_.forget(block, retention_.level_of(block));
-    finish_eviction(block, &namespaces_.change(records_[block].namespace_index));
+    finish_evictions(&block, 1);
     free_to_pool(&block, 1);
   }
 }
