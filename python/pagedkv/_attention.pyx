@@ -42,6 +42,8 @@ cdef int enter_kernel(Cache cache, object batch) except -1:
         raise InvalidArgumentError("batch belongs to another cache")
     if (<Batch> batch)._is_preparing:
         raise BusyError("the batch is being prepared by another thread")
+    if cache._is_resizing:
+        raise BusyError("the cache is being resized by another thread")
     return 0
 
 

@@ -69,6 +69,37 @@ def test_every_recorded_call_is_read(path):
     assert names["prepare"] == {0, 4, 5} and 6 in names["reset"]
 
 
+def test_resizes(capsys, path):
+    layout = pagedkv.Layout(num_layers=1, num_kv_heads=1, head_dim=8, dtype="float32", block_size=4)
+    rng = make_rng(4)
+    cache = pagedkv.Cache(layout, num_blocks=16, device="host", max_num_blocks=32, eviction="s3fifo")
+    cache.resize(12)
+    cache.trace_start(path)
+    open_now = []
+    for _ in range(200):
+        try:
+            if rng.integers(3) == 0:
+                cache.resize(int(rng.integers(4, 33)), move=bool(rng.integers(2)))
+            elif rng.integers(2) and open_now:
+                open_now.pop(rng.integers(len(open_now))).close()
+            else:
+                prompt = rng.integers(0, 2, rng.integers(1, 24))
+                open_now.append(cache.open(prompt))
+                open_now[-1].append(prompt[open_now[-1].length:])
+        except (pagedkv.OutOfBlocksError, pagedkv.BusyError):
+            pass
+    stats = cache.stats()
+    cache.trace_stop()
+    statuses = {record.status for record in Recording(path) if record.name == "resize"}
+    assert statuses == {0, 4, 6} and stats["moved_blocks"] > 0
+    result = replay(capsys, path)
+    assert result["verified"] is True and result["num_blocks"] == stats["num_blocks"]
+    assert result["evictions"] == stats["evictions"]
+    other = replay(capsys, path, "--num-blocks", 64)  # stays at the size asked for
+    assert other["verified"] is None and other["num_blocks"] == 64 and other["skipped_calls"] > 10
+    assert replay(capsys, path, "--eviction", "lru")["num_blocks"] == stats["num_blocks"]
+
+
 def test_a_difference_is_found(capsys, path):
     """A byte of a token, changed in the file: the hit that depends on it is gone."""
     with make_cache() as cache:

@@ -46,6 +46,7 @@ CALLS = {
     64: ("evict", "s", "s"),
     65: ("zero_uncached", "", "s"),
     66: ("reset", "", ""),
+    67: ("resize", "ss", ""),
     80: ("touch", "io", "s"),
     81: ("pin", "ios", "us"),
     82: ("unpin", "u", ""),
@@ -59,7 +60,8 @@ COUNTS = ("uncached_blocks", "cached_blocks", "held_blocks", "num_sequences", "n
 
 OPTIONS = ("block_size", "num_layers", "num_kv_heads", "head_dim", "v_head_dim", "dtype", "order", "kv_scales",
            "num_blocks", "prefix_caching", "eviction", "window", "sinks", "partial_reuse", "low_water",
-           "event_capacity", "has_rope", "rotary_dim", "interleaved")
+           "event_capacity", "has_rope", "rotary_dim", "interleaved", "max_num_blocks")
+NUM_FIRST_OPTIONS = 19  # that every version has; later ones are 0 where they are missing
 
 # Arrays of a call that are of one length, by their places among the fields.
 EQUAL_LENGTHS = {"open_many": [1], "fork_many": [0, 1], "commit_many": [0, 1], "truncate_many": [0, 1],
@@ -140,9 +142,9 @@ class Recording:
         numbers = [self._signed() for _ in range(self._unsigned())]
         if any(numbers[len(OPTIONS):]):
             raise RecordingError(self.path, self.position, "options of a newer version of the library")
-        if len(numbers) < len(OPTIONS):
-            raise RecordingError(self.path, self.position, f"{len(numbers)} options; {len(OPTIONS)} needed")
-        self.options = dict(zip(OPTIONS, numbers))
+        if len(numbers) < NUM_FIRST_OPTIONS:
+            raise RecordingError(self.path, self.position, f"{len(numbers)} options; {NUM_FIRST_OPTIONS} needed")
+        self.options = dict(zip(OPTIONS, numbers + [0] * len(OPTIONS)))
 
     def __iter__(self):
         """Yields the records. A file that was cut off ends at its last whole one."""

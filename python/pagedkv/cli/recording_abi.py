@@ -45,7 +45,11 @@ class CacheOptions(_Struct):
                 ("memory_fraction", ctypes.c_double), ("device", ctypes.c_char_p), ("memory", POINTER),
                 ("memory_bytes", UNSIGNED), ("prefix_caching", ctypes.c_int), ("eviction", ctypes.c_int),
                 ("hash_seed", UNSIGNED), ("window", SIGNED), ("sinks", SIGNED), ("partial_reuse", ctypes.c_int),
-                ("rope", POINTER), ("low_water", SIGNED), ("event_capacity", SIGNED)]
+                ("rope", POINTER), ("low_water", SIGNED), ("event_capacity", SIGNED), ("max_num_blocks", SIGNED)]
+
+
+class ResizeOptions(_Struct):
+    _fields_ = [("struct_size", ctypes.c_size_t), ("move", ctypes.c_int), ("stream", POINTER)]
 
 
 class Region(ctypes.Structure):
@@ -107,7 +111,8 @@ class RawCache:
             eviction=options["eviction"] if eviction is None else eviction, window=options["window"],
             sinks=options["sinks"], partial_reuse=options["partial_reuse"],
             rope=ctypes.addressof(rope) if options["has_rope"] else None, low_water=options["low_water"],
-            event_capacity=options["event_capacity"])
+            event_capacity=options["event_capacity"],
+            max_num_blocks=options["max_num_blocks"] if num_blocks in (None, options["num_blocks"]) else 0)
         self._cache = POINTER()
         self._check(self._find("cache_create", POINTER, POINTER)(ctypes.addressof(given),
                                                                  ctypes.addressof(self._cache)))
@@ -302,6 +307,10 @@ class RawCache:
 
     def _call_reset(self):
         return self._run("cache_reset", (POINTER,), self._cache), []
+
+    def _call_resize(self, num_blocks, moves):
+        options = ResizeOptions(move=1 if moves else 2)
+        return self._run("cache_resize", (POINTER, SIGNED, POINTER), self._cache, num_blocks, *self._out(options)), []
 
     def _on_prefix(self, name, tokens, options, kinds, *arguments):
         struct, _regions = _make_open_options(options)

@@ -33,8 +33,9 @@ ON_MANY = {"fork_many": (0, [1], []), "commit_many": (0, [1], [(2, 1)]), "trunca
 class RecordingReplay:
     """One run over a recording."""
 
-    def __init__(self, recording, cache, is_exact):
+    def __init__(self, recording, cache, is_exact, resizes=True):
         self._recording = recording
+        self._resizes = resizes  # else the pool is of the size that was asked for
         self._cache = cache
         self._is_exact = is_exact
         self._ids = {}  # of sequences and pins, where they differ: recorded -> here
@@ -63,6 +64,7 @@ class RecordingReplay:
         self.calls += 1
         self.refused += record.status != OK
         is_left_out = any(isinstance(field, Numbers) and field.is_left_out for field in record.fields)
+        is_left_out = is_left_out or (name == "resize" and not self._resizes)
         if is_left_out or name == "load" or record.status in MACHINE_FAILURES:
             self.skipped += 1
             return None
@@ -253,13 +255,13 @@ def _replay(arguments):
     recording = Recording(arguments.trace)
     options = recording.options
     eviction = None if arguments.eviction is None else EVICTIONS.index(arguments.eviction)
-    is_exact = ((eviction is None or eviction == options["eviction"]) and
-                (arguments.num_blocks is None or arguments.num_blocks == options["num_blocks"]))
+    is_same_size = arguments.num_blocks is None or arguments.num_blocks == options["num_blocks"]
+    is_exact = (eviction is None or eviction == options["eviction"]) and is_same_size
     cache = RawCache(recording, arguments.device, arguments.num_blocks, eviction)
     progress = make_progress(recording.size, "bytes")
     start = time.perf_counter()
     try:
-        replay = RecordingReplay(recording, cache, is_exact)
+        replay = RecordingReplay(recording, cache, is_exact, is_same_size)
         replay.run(progress)
         seconds = time.perf_counter() - start
         stats = cache.stats()
