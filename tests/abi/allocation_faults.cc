@@ -102,6 +102,7 @@ struct World {
   int32_t pool_blocks[4] = {};
   pkv_cache *cache = nullptr, *shifting = nullptr;
   pkv_batch *batch = nullptr;
+  pkv_resize *resize = nullptr;
   pkv_sequence sequences[16] = {};
   int64_t tokens[3 * kTokens] = {};
   pkv_pin pin = 0;
@@ -180,6 +181,7 @@ pkv_status create_cache(pkv_cache **out, bool shifts) {
     options.partial_reuse = PKV_ON;
     options.event_capacity = 16;
     options.low_water = 64;
+    options.max_num_blocks = 96;
     options.eviction = PKV_EVICTION_PRIORITY;
   }
   return pkv_cache_create(&options, out);
@@ -204,6 +206,13 @@ pkv_open_options make_open_options(uint64_t namespace_id, const pkv_namespace_re
   return options;
 }
 
+pkv_resize_options make_resize_options(pkv_toggle move) {
+  pkv_resize_options options = {};
+  options.struct_size = sizeof options;
+  options.move = move;
+  return options;
+}
+
 const Call kCalls[] = {
     {"pool create",
      [](World &w) {
@@ -222,6 +231,7 @@ const Call kCalls[] = {
     {"pool copy", [](World &w) { return pkv_pool_copy_blocks(w.pool, w.pool_blocks, w.pool_blocks + 1, 3, nullptr); }},
     {"pool zero", [](World &w) { return pkv_pool_zero_blocks(w.pool, w.pool_blocks, 4, nullptr); }},
     {"pool resize", [](World &w) { return pkv_pool_resize(w.pool, 4096); }},
+    {"pool shrink", [](World &w) { return pkv_pool_resize(w.pool, 2048); }},
     {"pool free", [](World &w) { return pkv_pool_free(w.pool, w.pool_blocks, 4); }},
     {"cache create", [](World &w) { return create_cache(&w.cache, false); },
      [](World &w) {
@@ -256,6 +266,18 @@ const Call kCalls[] = {
      [](World &w) {
        const pkv_tensor rows = make_rows(w, 2 * kTokens);
        return pkv_write_kv(w.cache, 0, w.batch, &rows, &rows, nullptr);
+     }},
+    {"resize prepare", [](World &w) { return pkv_resize_prepare(w.cache, 80, &w.resize); },
+     [](World &w) {
+       pkv_resize_destroy(w.resize);
+       w.resize = nullptr;
+     }},
+    {"resize commit", [](World &w) { return pkv_resize_commit(w.resize, nullptr); }},
+    {"resize destroy",
+     [](World &w) {
+       pkv_resize_destroy(w.resize);
+       w.resize = nullptr;
+       return PKV_OK;
      }},
     {"append", [](World &w) { return pkv_sequence_append(w.cache, w.sequences[0], w.tokens, 3, nullptr); }},
     {"fork", [](World &w) { return pkv_sequence_fork(w.cache, w.sequences[0], -1, &w.sequences[2]); }},
@@ -338,6 +360,28 @@ const Call kCalls[] = {
        return pkv_prefix_save(w.cache, &io, nullptr);
      }},
     {"close many", [](World &w) { return pkv_sequences_close(w.cache, w.sequences + 3, 3, nullptr); }},
+    {"resize prepare to shrink", [](World &w) { return pkv_resize_prepare(w.cache, 56, &w.resize); },
+     [](World &w) {
+       pkv_resize_destroy(w.resize);
+       w.resize = nullptr;
+     }},
+    {"resize commit with moves",
+     [](World &w) {
+       const pkv_resize_options options = make_resize_options(PKV_ON);
+       return pkv_resize_commit(w.resize, &options);
+     }},
+    {"resize destroy with memory to give back",
+     [](World &w) {
+       pkv_resize_destroy(w.resize);
+       w.resize = nullptr;
+       return PKV_OK;
+     }},
+    {"resize in one call",
+     [](World &w) {
+       const pkv_resize_options options = make_resize_options(PKV_ON);
+       return pkv_cache_resize(w.cache, 52, &options);
+     }},
+    {"resize in one call to grow", [](World &w) { return pkv_cache_resize(w.cache, 64, nullptr); }},
     {"unpin", [](World &w) { return pkv_prefix_unpin(w.cache, w.pin); }},
     {"invalidate", [](World &w) { return pkv_namespace_invalidate(w.cache, 0, nullptr); }},
     {"prefix load",

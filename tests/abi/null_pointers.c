@@ -103,6 +103,12 @@ static void test_cache(void) {
   CHECK_INVALID(pkv_cache_evict(NULL, 1, &number), "cache is NULL");
   CHECK_INVALID(pkv_cache_zero_uncached(NULL, NULL, &number), "cache is NULL");
   CHECK_INVALID(pkv_cache_reset(NULL), "cache is NULL");
+  pkv_resize *resize = NULL;
+  CHECK_INVALID(pkv_cache_resize(NULL, 4, NULL), "cache is NULL");
+  CHECK_INVALID(pkv_resize_prepare(NULL, 4, &resize), "cache is NULL");
+  CHECK_INVALID(pkv_resize_prepare(NULL, 4, NULL), "out is NULL");
+  CHECK_INVALID(pkv_resize_commit(NULL, NULL), "resize is NULL");
+  pkv_resize_destroy(NULL);
   CHECK_INVALID(pkv_cache_get_stats(NULL, &stats), "cache is NULL");
   CHECK_INVALID(pkv_cache_check(NULL), "cache is NULL");
   CHECK_INVALID(pkv_cache_explain(NULL, 0, text, sizeof text, &length), "cache is NULL");

@@ -105,6 +105,15 @@ void test_sequences() {
   CHECK(cache.evict(8) == cache.stats().evictions);
   cache.reset();
   CHECK(cache.zero_uncached() == 8);
+  cache.resize(6, true);
+  CHECK(cache.stats().num_blocks == 6);
+  CHECK(status_of([&] { cache.resize(9); }) == PKV_UNSUPPORTED);
+  {
+    pagedkv::Resize resize = cache.prepare_resize(8);
+    CHECK(status_of([&] { cache.prepare_resize(7); }) == PKV_BUSY);
+    resize.commit();
+  }
+  CHECK(cache.stats().num_blocks == 8);
   cache.audit();
 
   pkv_open_options options = make_struct<pkv_open_options>();

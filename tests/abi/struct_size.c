@@ -76,6 +76,10 @@ static pkv_status call_cache_rope(const void *rope) {
   return call_cache_create(&options);
 }
 
+static pkv_status call_resize(const void *options) {
+  return pkv_cache_resize(cache, get_cache_stats(cache).num_blocks, options);
+}
+
 static pkv_status call_batch_create(const void *options) {
   pkv_batch *created = NULL;
   const pkv_status status = pkv_batch_create(cache, options, &created);
@@ -227,6 +231,8 @@ int main(void) {
   memset(&write_options, 0, sizeof write_options);
   pkv_rope rope;
   memset(&rope, 0, sizeof rope);
+  pkv_resize_options resize_options;
+  memset(&resize_options, 0, sizeof resize_options);
 
   TEST_OPTIONS(call_pool_create, pool_options, device);
   TEST_OPTIONS(call_layout_describe, layout, groups);
@@ -237,6 +243,7 @@ int main(void) {
   TEST_OPTIONS(call_open_many, open_options, namespace_id);
   TEST_OPTIONS(call_batch_create, batch_options, max_tokens);
   TEST_OPTIONS(call_prepare, prepare_options, stream);
+  TEST_OPTIONS(call_resize, resize_options, stream);
   TEST_OPTIONS(call_attend, attend_options, stream);
   TEST_OPTIONS(call_write, write_options, stream);
   TEST_OPTIONS(call_rope, rope, cos_sin);

@@ -64,10 +64,11 @@ class Machine(RuleBasedStateMachine):
         self.low_water, self.partial_reuse = low_water, partial_reuse
         self.cache = pagedkv.Cache(layout, num_blocks=num_blocks, device="host", eviction=self.eviction, window=window,
                                    sinks=2 if window else 0, partial_reuse=partial_reuse, rope=pagedkv.Rope(),
-                                   prefix_caching=prefix_caching, low_water=low_water, event_capacity=1000, hash_seed=1)
+                                   prefix_caching=prefix_caching, low_water=low_water, event_capacity=1000, hash_seed=1,
+                                   max_num_blocks=num_blocks + 6)
         self.batch = self.cache.batch(max_sequences=8, max_tokens=96, formats=("table", "csr"))
         self.items, self.pins, self.prompts = [], [], [[]]
-        self.snapshot = None
+        self.snapshot = self.prepared = None
         self.findable = {}  # hash -> block, from the events
 
     # -- choices, and calls that may be refused --------------------------------------------------------------------
@@ -322,6 +323,41 @@ class Machine(RuleBasedStateMachine):
             self.cache.reset()
             self.pins = []
             assert self.cache.num_cached_blocks == 0
+
+    @rule(num_blocks=st.integers(1, 22), move=st.booleans(), in_phases=st.booleans())
+    def resize(self, num_blocks, move, in_phases):
+        num_blocks = min(num_blocks, self.cache.max_num_blocks)
+        if self.prepared is not None:
+            with pytest.raises(pagedkv.BusyError):
+                self.cache.resize(num_blocks)
+            num_blocks, call = self.prepared.num_blocks, self.prepared.commit
+        elif in_phases:
+            self.prepared = self.cache.prepare_resize(num_blocks)
+            return
+        else:
+            def call(**options):
+                self.cache.resize(num_blocks, **options)
+        before = self.cache.stats()
+        if self.attempt(lambda: call(move=move), pagedkv.BusyError, pagedkv.OutOfBlocksError):
+            after = self.cache.stats()
+            assert self.cache.num_blocks == after["num_blocks"] == num_blocks
+            assert after["held_blocks"] == before["held_blocks"]
+            if move:
+                owned = before["held_blocks"] + before["cached_blocks"]
+                assert after["evictions"] - before["evictions"] == max(owned - num_blocks, 0)
+            if num_blocks < before["num_blocks"]:
+                with pytest.raises(pagedkv.InvalidArgumentError):
+                    self.cache.discard(self.batch)
+        else:
+            assert before["held_blocks"] > num_blocks or not move
+        self.end_resize()
+
+    @precondition(lambda self: self.prepared is not None)
+    @rule()
+    def end_resize(self):
+        if self.prepared is not None:
+            self.prepared.close()
+        self.prepared = None
 
     # -- snapshots and reports -------------------------------------------------------------------------------------
 

@@ -111,6 +111,52 @@ TEST_CASE("memory starts at multiples of 4096") {
   backend->release_memory(&empty);
 }
 
+TEST_CASE("memory with room to grow keeps its address and what is in it, and gives back what it is cut by") {
+  if (!has_device()) return;
+  Backend *backend = open_first();
+  constexpr uint64_t kSize = uint64_t{64} << 20;
+  const auto count_free = [&] {
+    DeviceInfo info = {};
+    REQUIRE(backend->query(&info) == PKV_OK);
+    return info.free_bytes;
+  };
+  const uint64_t free_before = count_free();
+  DeviceMemory memory;
+  REQUIRE(backend->allocate_memory(kSize, &memory, 16 * kSize) == PKV_OK);
+  CHECK(memory.bytes == kSize);
+  REQUIRE(memory.reserved_bytes >= 16 * kSize);
+  CHECK(free_before - count_free() < 2 * kSize);  // addresses cost nothing
+  void *const base = memory.base;
+  REQUIRE(backend->fill(base, 7, kSize) == PKV_OK);
+  REQUIRE(backend->resize_memory(&memory, 4 * kSize + 12345) == PKV_OK);
+  CHECK(memory.base == base);
+  REQUIRE(backend->fill(static_cast<char *>(base) + kSize, 9, 3 * kSize + 12345) == PKV_OK);
+  const uint64_t free_full = count_free();
+  REQUIRE(backend->resize_memory(&memory, kSize) == PKV_OK);
+  CHECK(count_free() - free_full > 5 * kSize / 2);
+  CHECK(backend->resize_memory(&memory, memory.reserved_bytes + 1) == PKV_UNSUPPORTED);
+  std::vector<unsigned char> actual(kSize), expected(kSize, 7);
+  REQUIRE(backend->download(actual.data(), base, kSize, nullptr) == PKV_OK);
+  CHECK(actual == expected);
+  REQUIRE(backend->resize_memory(&memory, 2 * kSize) == PKV_OK);
+  REQUIRE(backend->fill(static_cast<char *>(base) + kSize, 1, kSize) == PKV_OK);
+  backend->release_memory(&memory);
+  CHECK(free_before - count_free() < kSize);
+  CHECK(cudaGetLastError() == cudaSuccess);
+
+  DeviceInfo info = {};
+  REQUIRE(backend->query(&info) == PKV_OK);
+  CHECK(backend->allocate_memory(2 * info.total_bytes, &memory, 3 * info.total_bytes) == PKV_OUT_OF_MEMORY);
+  REQUIRE(backend->allocate_memory(kSize, &memory, 3 * info.total_bytes) == PKV_OK);
+  CHECK(backend->resize_memory(&memory, 2 * info.total_bytes) == PKV_OUT_OF_MEMORY);
+  CHECK(memory.bytes == kSize);
+  backend->release_memory(&memory);
+  const Memory plain(backend, kSize);
+  DeviceMemory fixed = plain.memory;
+  CHECK(backend->resize_memory(&fixed, kSize) == PKV_UNSUPPORTED);
+  CHECK(backend->resize_memory(&fixed, 2 * kSize) == PKV_UNSUPPORTED);
+}
+
 TEST_CASE("copy_blocks copies whole blocks and nothing else") {
   if (!has_device()) return;
   Backend *backend = open_first();
