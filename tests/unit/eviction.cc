@@ -164,6 +164,21 @@ TEST_CASE("Eviction: slru protects four fifths of the pool") {
   for (int32_t expected : {1, 2, 3, 4}) CHECK(blocks.evict() == expected);
 }
 
+TEST_CASE("Eviction: slru protects less of a pool that shrinks, of the lowest level first") {
+  Blocks blocks(PKV_EVICTION_SLRU, 20);
+  const uint32_t level = blocks.queues.acquire_level(5);
+  for (int32_t block = 0; block < 10; ++block) {
+    if (block < 4) blocks.set_level(block, level);
+    blocks.release(block);
+    blocks.touch(block);
+  }
+  blocks.queues.resize(10);  // 8 of the 10
+  CHECK(blocks.is_valid());
+  for (int32_t block = 0; block < 10; ++block) {
+    CHECK(std::string(blocks.queues.queue_name(block)) == (block == 4 || block == 5 ? "probation" : "protected"));
+  }
+}
+
 TEST_CASE("Eviction: s3fifo filters by its small queue and remembers what it threw out") {
   Blocks blocks(PKV_EVICTION_S3FIFO, 20);
   for (int32_t block = 0; block < 20; ++block) {

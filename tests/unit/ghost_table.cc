@@ -35,3 +35,26 @@ TEST_CASE("GhostTable: remembers exactly the last evictions") {
     }
   }
 }
+
+TEST_CASE("GhostTable: after a resize it remembers what still has a place, and no more than that") {
+  const auto make_hash = [](int i) { return Hash128{1, static_cast<uint64_t>(i % 5) << 32 | static_cast<uint64_t>(i)}; };
+  GhostTable table(4, 10);
+  int next = 0;
+  std::mt19937 generator(3);
+  for (int round = 0; round < 500; ++round) {
+    const int64_t capacity = static_cast<int64_t>(generator() % 11);
+    table.resize(capacity);
+    const int num_inserted = static_cast<int>(generator() % 25);
+    for (int i = 0; i < num_inserted; ++i) table.insert(make_hash(next++));
+    int64_t num_remembered = 0, num_latest = 0;
+    for (int i = 0; i < next; ++i) {
+      if (!table.erase(make_hash(i))) continue;
+      ++num_remembered;
+      num_latest += i >= next - std::min<int64_t>(num_inserted, capacity);
+      table.insert(make_hash(i));  // at another place
+      REQUIRE(table.erase(make_hash(i)) == (capacity > 0));
+    }
+    CHECK(num_remembered <= capacity);
+    CHECK(num_latest == std::min<int64_t>(num_inserted, capacity));
+  }
+}
