@@ -5,6 +5,7 @@
 #include <new>
 
 #include "base/checked.h"
+#include "base/populate.h"
 #include "pool/pool.h"
 
 namespace pkv {
@@ -26,8 +27,15 @@ Status Pool::resize_memory(int64_t num_blocks) {
 Status Pool::map_blocks(int64_t num_blocks) {
   std::lock_guard<std::mutex> lock(resize_mutex_);
   PKV_TRY(check_resizable());
-  assert(num_blocks >= this->num_blocks());
-  return resize_memory(num_blocks);
+  const int64_t old_num_blocks = this->num_blocks();
+  assert(num_blocks >= old_num_blocks);
+  PKV_TRY(resize_memory(num_blocks));
+  if (num_blocks <= max_num_blocks_) {  // the places that extend() fills, which nobody uses yet
+    const uint64_t bytes = static_cast<uint64_t>(num_blocks - old_num_blocks) * sizeof(int32_t);
+    populate_pages(owners_.data() + old_num_blocks, bytes);
+    populate_pages(free_.data() + old_num_blocks, bytes);
+  }
+  return PKV_OK;
 }
 
 void Pool::unmap_tail() {
