@@ -78,6 +78,7 @@ Status Cache::check() const {
   if (num_open != num_open_) {
     return fail(PKV_INTERNAL, "%" PRId64 " sequences are open, but %" PRId64 " are counted", num_open, num_open_);
   }
+  PKV_TRY(check_streams());
   PKV_TRY(check_pins(&holders));
   PKV_TRY(check_references());
   for (int32_t block = 0; block < num_blocks(); ++block) {

@@ -38,6 +38,7 @@ Cache::Cache(Backend *backend, const CacheOptions &options, std::shared_ptr<Pool
       events_(options.event_capacity > 0 ? std::make_unique<EventLog>(options.event_capacity, pool->num_blocks())
                                          : nullptr),
       blocks_(std::move(pool), options.layout.block_size(), options.prefix_caching, options.eviction),
+      streams_(backend, pool_.get()),
       low_water_(options.low_water) {
   blocks_.set_events(events_.get());
   if (options.partial_reuse && prefix_caching_) partial_index_ = std::make_unique<PartialIndex>(num_blocks());
@@ -56,6 +57,7 @@ Status Cache::check_usable() const {
 
 Status Cache::mark_failed(Status status) {
   is_failed_ = true;
+  streams_.disable();  // nothing more is queued
   publish();
   return status;
 }
@@ -129,7 +131,16 @@ Status Cache::zero_uncached(pkv_stream stream, int64_t *out_count) {
     if (blocks_.record(block).holders == 0 && !blocks_.is_cached(block)) uncached.push_back(block);
   }
   const int64_t count = static_cast<int64_t>(uncached.size());
+  StreamSlot slot = kNoStream;
+  PKV_TRY(begin_stream(stream, &slot));
+  if (streams_.is_several()) {
+    StreamSet waits;
+    streams_.begin_writing(uncached.data(), count, &waits);
+    streams_.note_used(uncached.data(), count, slot);
+    PKV_TRY(order_behind(slot, waits));
+  }
   PKV_TRY(backend_->zero_blocks({pool_->base(), layout_.block_bytes(), uncached.data(), count}, stream));
+  if (const Status status = streams_.finish_use(slot); status != PKV_OK) return mark_failed(status);
   *out_count = count;
   return PKV_OK;
 }

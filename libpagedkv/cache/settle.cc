@@ -21,10 +21,12 @@ void Cache::settle(Sequence *sequence, int64_t first_new, std::vector<HashedBloc
 }
 
 // Registers blocks ([count]) under the parents and hashes of settled_run_, and reports them from the num_unreported-th on.
-void Cache::register_run(const int32_t *blocks, int64_t count, bool is_stale, int64_t num_unreported,
+// writer: the stream that wrote them last.
+void Cache::register_run(const int32_t *blocks, int64_t count, bool is_stale, StreamSlot writer, int64_t num_unreported,
                          std::vector<HashedBlock> *hashed_blocks) {
   const Hash128 *parents = settled_run_.parents, *hashes = settled_run_.hashes;
   blocks_.set_hashes(blocks, parents, hashes, count, is_stale);
+  if (streams_.is_several()) streams_.note_written(blocks, count, writer);
   if (partial_index_ != nullptr) {
     for (int64_t j = 0; j < count; ++j) note_registered(blocks[j], parents[j]);
   }
@@ -81,7 +83,7 @@ void Cache::settle_to(Sequence *sequence, int64_t position, int64_t first_new,
       hashes[count++].high = high;
       num_unreported += i < first_reported;
     }
-    register_run(blocks, count, was_stale, num_unreported, hashed_blocks);
+    register_run(blocks, count, was_stale, sequence->stream_slot, num_unreported, hashed_blocks);
   }
 }
 
@@ -111,7 +113,7 @@ void Cache::settle_new_blocks(Sequence *sequence, int64_t first, int64_t end, co
       blocks_.set_child(previous, blocks[j]);
       previous = blocks[j];
     }
-    register_run(blocks, count, was_stale, 0, &step->hashed_blocks);
+    register_run(blocks, count, was_stale, sequence->stream_slot, 0, &step->hashed_blocks);
     tokens += count * block_size;
     i += count;
   }
