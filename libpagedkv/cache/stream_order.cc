@@ -56,8 +56,7 @@ Status Cache::begin_close(const Sequence *const *sequences, int64_t num_sequence
 void Cache::set_stream(Sequence *sequence, pkv_stream stream, StreamSlot slot) {
   sequence->stream = stream;
   if (sequence->stream_slot == slot) return;
-  streams_.enter(slot);
-  streams_.leave(sequence->stream_slot);
+  streams_.move(sequence->stream_slot, slot);
   sequence->stream_slot = slot;
 }
 

@@ -139,12 +139,17 @@ void StreamTable::begin_reading(const int32_t *blocks, int64_t count, StreamSet 
   }
 }
 
+// Nothing will ever be queued on `other` that `slot` has not waited for.
+bool StreamTable::is_behind(StreamSlot slot, StreamSlot other) const {
+  return other != kSeveralStreams && !is_alive(other) && slots_[slot]->waited[other] == slots_[other]->recorded;
+}
+
 void StreamTable::note_used(const int32_t *blocks, int64_t count, StreamSlot slot) {
   if (slot == kNoStream) return;
   for (int64_t i = 0; i < count; ++i) {
     if (blocks[i] < 0) continue;
     StreamSlot &used = (*uses_)[blocks[i]].used;
-    used = used == kNoStream || used == slot ? slot : kSeveralStreams;
+    if (used != slot) used = used == kNoStream || is_behind(slot, used) ? slot : kSeveralStreams;
   }
 }
 

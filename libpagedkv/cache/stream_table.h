@@ -83,6 +83,12 @@ class StreamTable {
     if (slot == kNoStream || !is_enabled_) return;
     if (--slots_[slot]->num_open == 0 && slots_[slot]->handle != nullptr) ended_.add(slot);
   }
+  // The last step of a sequence is on another stream now, which in this call went behind the former one: that one's event
+  // is new.
+  void move(StreamSlot from, StreamSlot to) {
+    enter(to);
+    if (from != kNoStream && is_enabled_) --slots_[from]->num_open;
+  }
   bool has_ended() const { return !ended_.is_empty(); }
   Status record_ended();
   // The call has queued its work on the stream: if nothing keeps the stream alive, its event is recorded now.
@@ -122,6 +128,7 @@ class StreamTable {
   };
 
   bool is_alive(StreamSlot slot) const { return slots_[slot]->num_open > 0 || slots_[slot]->handle == nullptr; }
+  bool is_behind(StreamSlot slot, StreamSlot other) const;
   Status look_up(pkv_stream stream, StreamSlot *out);
   Status add(pkv_stream stream, uint64_t id, StreamSlot *out);
   Status recycle(pkv_stream stream, StreamSlot *out);
