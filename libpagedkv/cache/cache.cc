@@ -139,6 +139,7 @@ Status Cache::zero_uncached(pkv_stream stream, int64_t *out_count) {
     streams_.note_used(uncached.data(), count, slot);
     PKV_TRY(order_behind(slot, waits));
   }
+  streams_.note_all_touched();
   PKV_TRY(backend_->zero_blocks({pool_->base(), layout_.block_bytes(), uncached.data(), count}, stream));
   if (const Status status = streams_.finish_use(slot); status != PKV_OK) return mark_failed(status);
   *out_count = count;

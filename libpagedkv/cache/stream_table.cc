@@ -45,7 +45,7 @@ Status StreamTable::add(pkv_stream stream, uint64_t id, StreamSlot *out) {
   if (num_streams() == 1) {
     uses = std::make_unique<LargeArray<BlockUse>>(pool_->num_blocks());
     // All work so far was on the first stream, and all of it on blocks that were handed out.
-    const int64_t first_untouched = pool_->first_untouched();
+    const int64_t first_untouched = is_all_touched_ ? uses->size() : pool_->first_untouched();
     std::fill(uses->data(), uses->data() + first_untouched, BlockUse{1, 1});
     std::fill(uses->data() + first_untouched, uses->data() + uses->size(), BlockUse{kNoStream, kNoStream});
   }

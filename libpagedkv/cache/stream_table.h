@@ -107,6 +107,9 @@ class StreamTable {
   // Work on `slot` has written what can be hit in them.
   void note_written(const int32_t *blocks, int64_t count, StreamSlot slot);
 
+  // Work was queued on blocks that were never handed out, too.
+  void note_all_touched() { is_all_touched_ = true; }
+
   int num_streams() const { return static_cast<int>(slots_.size()) - 1; }
   int64_t num_open(StreamSlot slot) const { return slots_[slot]->num_open; }
   StreamSlot used_on(int64_t block) const { return is_several_ ? uses_->data()[block].used : kNoStream; }
@@ -138,6 +141,7 @@ class StreamTable {
   const Pool *const pool_;
   bool is_enabled_;
   bool is_several_ = false;
+  bool is_all_touched_ = false;
   StreamSlot last_found_ = kNoStream;
   std::vector<std::unique_ptr<Slot>> slots_ = std::vector<std::unique_ptr<Slot>>(1);  // by slot; none at kNoStream
   StreamSet ended_;  // streams whose last sequence went
