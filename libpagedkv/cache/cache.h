@@ -7,7 +7,8 @@
 // hashes of completed blocks. sequence_batches.cc: many sequences in one call. acceptance.cc, shift.cc: rows moved inside
 // a sequence. window.cc: cuts, and what a sliding window gives back. partial_reuse.cc: hits inside a block. quotas.cc:
 // what namespaces may have. prefixes.cc: prefixes without a sequence, pins, retention. snapshot_save.cc, snapshot_load.cc,
-// prefix_tree.cc: snapshots. stream_order.cc: what waits for what across streams. audit.cc, explain_sequence.cc: check and explain. record.cc: recording of calls.
+// prefix_tree.cc: snapshots. stream_order.cc: what waits for what across streams. transfers.cc: blocks on their way out
+// or in. audit.cc, explain_sequence.cc: check and explain. record.cc: recording of calls.
 #pragma once
 
 #include <memory>
@@ -26,6 +27,7 @@
 #include "cache/stats_board.h"
 #include "cache/stream_table.h"
 #include "cache/trace.h"
+#include "cache/transfer.h"
 #include "pool/pool.h"
 
 namespace pkv {
@@ -208,6 +210,15 @@ class Cache {
              int64_t *out_num_pinned);
   Status unpin(pkv_pin id);
 
+  // Transfers.
+  Status send(pkv_sequence id, int64_t start, int64_t end, pkv_stream stream, pkv_transfer *out, pkv_array *out_blocks);
+  Status receive(int64_t count, const pkv_open_options &options, pkv_stream stream, pkv_transfer *out,
+                 pkv_array *out_blocks);
+  Status commit_transfer(pkv_transfer id, const int64_t *tokens, int64_t num_tokens, pkv_stream stream,
+                         pkv_sequence *out);
+  Status quarantine(pkv_transfer id);
+  Status finish_transfer(pkv_transfer id);
+
   Status invalidate_namespace(uint64_t id, int64_t *out_count);
   Status set_namespace_quota(uint64_t id, int64_t max_blocks);
   Status get_namespace_stats(uint64_t id, pkv_namespace_stats *out) const;  // all but struct_size; any thread
@@ -329,6 +340,16 @@ class Cache {
   void drop_pins();
   Status check_pins(std::vector<int32_t> *holders) const;
   Status check_references() const;
+
+  Status find_transfer(pkv_transfer id, Transfer **out);
+  Status make_transfer(int64_t num_blocks, Transfer **out);
+  pkv_transfer open_transfer(Transfer *transfer, pkv_array *out_blocks);
+  void close_transfer(Transfer *transfer);
+  void change_references(const Chain &chain, int64_t change);
+  Status plan_received_quotas(const Chain &chain, int64_t count);
+  void release_received(const Transfer &transfer, int64_t first);
+  Status check_transfers(std::vector<int32_t> *holders) const;
+  int64_t num_transfers() const { return static_cast<int64_t>(transfers_.size() - unused_transfers_.size()); }
   void match_prefix(const Sequence &sequence, const int64_t *tokens, int64_t num_tokens, int64_t *out_num_blocks);
   void match_partial(const Sequence &sequence, const int64_t *tokens, int64_t num_tokens, OpenItem *item) const;
   void note_registered(int32_t block, const Hash128 &parent) {
@@ -455,6 +476,10 @@ class Cache {
   int64_t num_pinned_blocks_ = 0;
   Deadlines deadlines_;
   uint64_t plan_serial_ = 0;
+
+  std::vector<Transfer> transfers_;  // by index; those that are not open are in unused_transfers_
+  std::vector<uint32_t> unused_transfers_;
+  int64_t num_quarantined_ = 0;  // blocks of quarantined transfers
 
   int64_t peak_held_ = 0;
   int64_t queried_tokens_ = 0;
