@@ -116,6 +116,7 @@ void Cache::settle_new_blocks(Sequence *sequence, int64_t first, int64_t end, co
     i += count;
   }
   register_run(*hashed_run, end - num_hashed, num_hashed);
+  if (streams_.is_several()) streams_.note_written(table + first, end - first, sequence->stream_slot);
   hasher_.finish_stores();
   sequence->settled_length = end * block_size;
 }
