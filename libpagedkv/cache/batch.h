@@ -94,6 +94,7 @@ class Batch {
   bool is_prepared_ = false;
   uint64_t num_shrinks_ = 0;  // of the cache, when it was
   const uint64_t old_shrinks_;  // and when the batch was made
+  StreamSlot tables_slot_ = kNoStream;  // the stream that the tables were last filled and read on
 
   int64_t num_sequences_ = 0;  // padding included
   int64_t num_tokens_ = 0;

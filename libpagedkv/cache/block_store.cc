@@ -80,6 +80,11 @@ void BlockStore::change_owner(int32_t block, uint32_t namespace_index) {
 }
 
 void BlockStore::hit(const int32_t *blocks, int64_t count) {
+  has_transfers_ ? hit_each<true>(blocks, count) : hit_each<false>(blocks, count);
+}
+
+template <bool kHasTransfers>
+void BlockStore::hit_each(const int32_t *blocks, int64_t count) {
   OwnerOfRun owner(&namespaces_);
   int64_t sum = reuse_distance_sum_.load(std::memory_order_relaxed);
   for (int64_t i = 0; i < count; ++i) {
@@ -90,6 +95,7 @@ void BlockStore::hit(const int32_t *blocks, int64_t count) {
     sum += distance;
     last_uses_[block] = ++clock_;
     BlockRecord &record = records_[block];
+    if (kHasTransfers) end_pending(block);
     if (record.holders++ == 0) leave_cached(block, owner.of(record));
     eviction_.count_hit(block);
   }
@@ -97,6 +103,11 @@ void BlockStore::hit(const int32_t *blocks, int64_t count) {
 }
 
 void BlockStore::release(const int32_t *blocks, int64_t count, uint32_t level) {
+  has_transfers_ ? release_each<true>(blocks, count, level) : release_each<false>(blocks, count, level);
+}
+
+template <bool kHasTransfers>
+void BlockStore::release_each(const int32_t *blocks, int64_t count, uint32_t level) {
   const bool raises = level != kNoLevel && retention_.follows_priority();
   const bool is_queued_in_runs = eviction_.queues_in_runs() && !retention_.has_levels();
   OwnerOfRun owner_of_run(&namespaces_);
@@ -109,7 +120,10 @@ void BlockStore::release(const int32_t *blocks, int64_t count, uint32_t level) {
     BlockRecord &record = records[block];
     assert(record.holders > 0 && record.namespace_index != kNoNamespace);
     if (raises) retention_.raise(block, level);
-    if (--record.holders > 0) continue;
+    if (--record.holders > 0) {
+      if (kHasTransfers) begin_pending(block);
+      continue;
+    }
     NamespaceRecord *owner = owner_of_run.of(record);
     --owner->held;
     if (record.is_registered && !record.is_stale) {
@@ -130,6 +144,33 @@ void BlockStore::release(const int32_t *blocks, int64_t count, uint32_t level) {
   eviction_.cache(run);
   num_cached_ += num_cached;
   free_to_pool(freed_.data(), num_freed);
+}
+
+void BlockStore::hold_for_transfer(const int32_t *blocks, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    assert(records_[blocks[i]].holders > 0);  // so it stays pending if it was, and is not if it was not
+    ++records_[blocks[i]].holders;
+    change_transfer_holds(blocks[i], 1);
+  }
+}
+
+void BlockStore::take_for_transfer(int64_t count, int32_t *out_blocks, uint32_t namespace_index) {
+  take(count, out_blocks, namespace_index);
+  for (int64_t i = 0; i < count; ++i) change_transfer_holds(out_blocks[i], 1);
+  num_pending_ += count;
+}
+
+void BlockStore::release_transfer(const int32_t *blocks, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    end_pending(blocks[i]);
+    change_transfer_holds(blocks[i], -1);
+  }
+  release(blocks, count, kNoLevel);  // which sees what other transfers still hold
+}
+
+void BlockStore::hand_over(const int32_t *blocks, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) change_transfer_holds(blocks[i], -1);
+  num_pending_ -= count;
 }
 
 int32_t BlockStore::find(const Hash128 &hash, const int64_t *tokens) const {

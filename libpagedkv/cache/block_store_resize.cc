@@ -23,9 +23,24 @@ void BlockStore::grow(int64_t num_blocks) {
   num_blocks_ = num_blocks;
   eviction_.resize(num_blocks);
   retention_.resize(num_blocks);
-  if (!owned_links_.empty()) owned_links_.resize(static_cast<size_t>(num_blocks));
-  if (events_ != nullptr) events_->resize(num_blocks);
+  resize_arrays();
   pool_->extend(num_blocks);
+}
+
+// Those that there are only once they are needed.
+void BlockStore::resize_arrays() {
+  const size_t size = static_cast<size_t>(num_blocks_);
+  if (!owned_links_.empty()) owned_links_.resize(size);
+  if (!transfer_holds_.empty()) transfer_holds_.resize(size);
+  if (events_ != nullptr) events_->resize(num_blocks_);
+}
+
+bool BlockStore::may_end_at(int64_t num_blocks, int32_t *out_block) const {
+  for (int64_t block = num_blocks; has_transfers_ && block < num_blocks_; ++block) {
+    *out_block = static_cast<int32_t>(block);
+    if (transfer_holds_[static_cast<size_t>(block)] > 0) return false;
+  }
+  return true;
 }
 
 void BlockStore::evict_tail(int64_t num_blocks) {
@@ -90,8 +105,7 @@ void BlockStore::shrink(int64_t num_blocks, const int32_t *sources, int64_t coun
   num_blocks_ = num_blocks;
   eviction_.resize(num_blocks);
   retention_.resize(num_blocks);
-  if (!owned_links_.empty()) owned_links_.resize(static_cast<size_t>(num_blocks));
-  if (events_ != nullptr) events_->resize(num_blocks);
+  resize_arrays();
 }
 
 }  // namespace pkv

@@ -66,6 +66,8 @@ constexpr Field kFields[] = {
     PKV_FIELD(num_events, "events", kCounter, "Events made."),
     PKV_FIELD(dropped_events, "dropped_events", kCounter, "Of those, events lost because nobody read them in time."),
     PKV_FIELD(reuse_distance, "reuse_distance", kHistogram, "Uses of blocks between two uses of a block that was hit."),
+    PKV_FIELD(num_transfers, "transfers", kGauge, "Open transfers."),
+    PKV_FIELD(quarantined_blocks, "quarantined_blocks", kGauge, "Blocks of quarantined transfers."),
     PKV_FIELD(max_num_blocks, "max_num_blocks", kGauge, "Blocks that the pool may grow to."),
     PKV_FIELD(moved_blocks, "moved_blocks", kCounter, "Blocks moved by a resize."),
 };

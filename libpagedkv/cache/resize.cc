@@ -69,14 +69,21 @@ Status Cache::commit_resize(bool moves, pkv_stream stream, ResizePlan *plan) {
     return PKV_OK;
   }
 
-  if (moves) PKV_TRY(backend_->check_not_capturing(stream));
+  StreamSlot slot = kNoStream;
+  if (moves) {
+    PKV_TRY(backend_->check_not_capturing(stream));
+    PKV_TRY(begin_stream(stream, &slot));
+  }
   expire();
-  if (moves && blocks_.num_held() > num_blocks) {
+  const int64_t num_held = plan->old_num_blocks - blocks_.num_available();
+  if (moves && num_held > num_blocks) {
     ++refusals_;
     publish();
-    return fail_shortage(PKV_OUT_OF_BLOCKS, blocks_.num_held(), num_blocks, 0,
-                         "sequences and pins hold %" PRId64 " blocks, more than %" PRId64, blocks_.num_held(),
-                         num_blocks);
+    return fail_shortage(PKV_OUT_OF_BLOCKS, num_held, num_blocks, 0, "%" PRId64 " blocks are held, more than %" PRId64,
+                         num_held, num_blocks);
+  }
+  if (int32_t block = 0; !blocks_.may_end_at(num_blocks, &block)) {
+    return fail(PKV_BUSY, "cannot shrink to %" PRId64 " blocks: a transfer reads or writes block %d", num_blocks, block);
   }
   for (int32_t block = static_cast<int32_t>(num_blocks); !moves && block < plan->old_num_blocks; ++block) {
     if (blocks_.record(block).holders == 0) continue;
@@ -93,22 +100,33 @@ Status Cache::commit_resize(bool moves, pkv_stream stream, ResizePlan *plan) {
   }
   const int64_t num_moved = static_cast<int64_t>(plan->sources.size());
   blocks_.shrink(num_blocks, plan->sources.data(), num_moved, plan->destinations.data(), plan->new_blocks.data());
-  remap_blocks(*plan, stream);
+  remap_blocks(*plan, stream, slot);
   plan->is_committed = true;
   num_shrinks_.fetch_add(1, std::memory_order_relaxed);
   moved_blocks_ += num_moved;
   ++serial_;
-  if (num_moved > 0) PKV_TRY(move_blocks(*plan, stream));
+  if (num_moved > 0) PKV_TRY(move_blocks(*plan, stream, slot));
+  streams_.forget_from(num_blocks);
   publish();
-  return PKV_OK;
+  return record_ended_streams();
 }
 
-// K and V follow. A failure leaves the cache unusable.
-Status Cache::move_blocks(const ResizePlan &plan, pkv_stream stream) {
+// K and V follow, behind everything that is queued on any stream; what uses the moved blocks later is behind the copies.
+// A failure leaves the cache unusable.
+Status Cache::move_blocks(const ResizePlan &plan, pkv_stream stream, StreamSlot slot) {
+  const int64_t num_moved = static_cast<int64_t>(plan.sources.size());
   const CopyBlocksParams params = {pool_->base(), layout_.block_bytes(), plan.sources.data(), plan.destinations.data(),
-                                   static_cast<int64_t>(plan.sources.size()), true};
+                                   num_moved, true};
   try {
-    const Status status = backend_->copy_blocks(params, stream);
+    if (streams_.is_several()) {
+      StreamSet waits = StreamTable::all();
+      streams_.begin_writing(plan.destinations.data(), num_moved, &waits);
+      PKV_TRY(order_behind(slot, waits));
+      streams_.note_written(plan.destinations.data(), num_moved, slot);
+      streams_.note_used(plan.destinations.data(), num_moved, slot);
+    }
+    Status status = backend_->copy_blocks(params, stream);
+    if (status == PKV_OK) status = streams_.finish_use(slot);
     return status == PKV_OK ? status : mark_failed(status);
   } catch (const std::bad_alloc &) {
     mark_failed(PKV_OUT_OF_MEMORY);
@@ -117,7 +135,7 @@ Status Cache::move_blocks(const ResizePlan &plan, pkv_stream stream) {
 }
 
 // What names blocks outside of the block store. Blocks that go without living on are in no table.
-void Cache::remap_blocks(const ResizePlan &plan, pkv_stream stream) {
+void Cache::remap_blocks(const ResizePlan &plan, pkv_stream stream, StreamSlot slot) {
   const int64_t num_blocks = plan.num_blocks;
   const auto remap = [&](std::vector<int32_t> *blocks) {
     for (int32_t &block : *blocks) {
@@ -136,7 +154,7 @@ void Cache::remap_blocks(const ResizePlan &plan, pkv_stream stream) {
     if (!is_moved) continue;
     ++sequence->table_version;
     sequence->change_serial = serial_ + 1;
-    sequence->stream = stream;  // that its blocks were moved on
+    set_stream(sequence.get(), stream, slot);  // that its blocks were moved on
   }
   for (Pin &pin : pins_) remap(&pin.blocks);
   const size_t num_moved = plan.sources.size();

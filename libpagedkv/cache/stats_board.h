@@ -31,6 +31,8 @@ enum StatsField {
   kNumPins,
   kPinnedBlocks,
   kNumNamespaces,
+  kNumTransfers,
+  kQuarantinedBlocks,
   kNumStatsFields
 };
 

@@ -78,7 +78,8 @@ Status Pool::create(Backend *backend, const PoolOptions &options, std::shared_pt
       return fail(PKV_OUT_OF_MEMORY, "max_num_blocks is %" PRId64 ": of %" PRIu64
                   " bytes each more than the address space", options.max_num_blocks, block_bytes);
     }
-    PKV_TRY(backend->allocate_memory(bytes, &pool->memory_, reserved_bytes));
+    PKV_TRY(options.max_num_blocks == 0 ? backend->allocate_memory(bytes, &pool->memory_)
+                                        : backend->allocate_growing_memory(bytes, reserved_bytes, &pool->memory_));
     pool->base_ = pool->memory_.base;
   }
   pool->max_num_blocks_ = std::max(num_blocks, options.max_num_blocks);
@@ -251,6 +252,12 @@ int64_t Pool::num_free() const {
 bool Pool::is_free(int32_t block) const {
   std::lock_guard<std::mutex> lock(mutex_);
   return owners_[block] == 0;
+}
+
+// The stack hands out blocks in order until some come back to its top: as many distinct ones as were ever in use at once.
+int64_t Pool::first_untouched() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return was_resized_ ? static_cast<int64_t>(owners_.size()) : peak_used_;
 }
 
 void Pool::get_stats(pkv_pool_stats *out) const {

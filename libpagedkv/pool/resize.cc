@@ -48,6 +48,7 @@ void Pool::unmap_tail() {
 void Pool::extend_locked(int64_t num_blocks) {
   const int64_t old_num_blocks = static_cast<int64_t>(owners_.size());
   owners_.resize(static_cast<size_t>(num_blocks), 0);
+  was_resized_ = true;
   for (int64_t block = num_blocks - 1; block >= old_num_blocks; --block) free_.push_back(static_cast<int32_t>(block));
 }
 
@@ -74,6 +75,7 @@ void Pool::cut(int64_t num_blocks, const int32_t *sources, int64_t count, int32_
                              [&](int32_t block) { return is_in_tail(block) || owners_[block] != 0; }),
               free_.end());
   owners_.resize(static_cast<size_t>(num_blocks));
+  was_resized_ = true;
 }
 
 Status Pool::resize(int64_t num_blocks) {
@@ -118,6 +120,7 @@ Status Pool::resize(int64_t num_blocks) {
     free_.erase(std::remove_if(free_.begin(), free_.end(), [&](int32_t block) { return block >= num_blocks; }),
                 free_.end());
     owners_.resize(static_cast<size_t>(num_blocks));
+    was_resized_ = true;
   }
   return resize_memory(num_blocks);
 }

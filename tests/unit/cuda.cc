@@ -122,7 +122,7 @@ TEST_CASE("memory with room to grow keeps its address and what is in it, and giv
   };
   const uint64_t free_before = count_free();
   DeviceMemory memory;
-  REQUIRE(backend->allocate_memory(kSize, &memory, 16 * kSize) == PKV_OK);
+  REQUIRE(backend->allocate_growing_memory(kSize, 16 * kSize, &memory) == PKV_OK);
   CHECK(memory.bytes == kSize);
   REQUIRE(memory.reserved_bytes >= 16 * kSize);
   CHECK(free_before - count_free() < 2 * kSize);  // addresses cost nothing
@@ -146,8 +146,8 @@ TEST_CASE("memory with room to grow keeps its address and what is in it, and giv
 
   DeviceInfo info = {};
   REQUIRE(backend->query(&info) == PKV_OK);
-  CHECK(backend->allocate_memory(2 * info.total_bytes, &memory, 3 * info.total_bytes) == PKV_OUT_OF_MEMORY);
-  REQUIRE(backend->allocate_memory(kSize, &memory, 3 * info.total_bytes) == PKV_OK);
+  CHECK(backend->allocate_growing_memory(2 * info.total_bytes, 3 * info.total_bytes, &memory) == PKV_OUT_OF_MEMORY);
+  REQUIRE(backend->allocate_growing_memory(kSize, 3 * info.total_bytes, &memory) == PKV_OK);
   CHECK(backend->resize_memory(&memory, 2 * info.total_bytes) == PKV_OUT_OF_MEMORY);
   CHECK(memory.bytes == kSize);
   backend->release_memory(&memory);

@@ -23,7 +23,8 @@ class CudaBackend final : public Backend {
   const char *device() const override { return device_; }
   bool is_host() const override { return false; }
   Status query(DeviceInfo *out) override;
-  Status allocate_memory(uint64_t bytes, DeviceMemory *out, uint64_t reserved_bytes) override;
+  Status allocate_memory(uint64_t bytes, DeviceMemory *out) override;
+  Status allocate_growing_memory(uint64_t bytes, uint64_t reserved_bytes, DeviceMemory *out) override;
   void release_memory(DeviceMemory *memory) override;
   Status resize_memory(DeviceMemory *memory, uint64_t bytes) override;
   Status upload(void *destination, const void *source, uint64_t bytes) override;
@@ -33,6 +34,13 @@ class CudaBackend final : public Backend {
   Status create_table_uploader(uint64_t bytes, std::unique_ptr<TableUploader> *out) override;
   Status build_csr(const BuildCsrParams &params, pkv_stream stream) override;
   Status check_not_capturing(pkv_stream stream) override;
+  bool has_streams() override { return true; }
+  Status stream_id(pkv_stream stream, uint64_t *out) override;
+  Status create_event(DeviceEvent *out) override;
+  void destroy_event(DeviceEvent event) override;
+  Status record_event(DeviceEvent event, pkv_stream stream) override;
+  Status wait_event(DeviceEvent event, pkv_stream stream) override;
+  bool is_event_done(DeviceEvent event) override;
   uint64_t attend_workspace_bytes(int32_t head_dim) override;
   Status copy_blocks(const CopyBlocksParams &params, pkv_stream stream) override;
   Status move_rows(const MoveRowsParams &params, pkv_stream stream) override;
@@ -47,7 +55,7 @@ class CudaBackend final : public Backend {
   Status allocate_cuda(uint64_t bytes, void **out);
   Status check_free(uint64_t bytes);
   // UNSUPPORTED where the driver or the device cannot do it.
-  Status allocate_growing(uint64_t bytes, uint64_t reserved_bytes, DeviceMemory *out);
+  Status allocate_chunked(uint64_t bytes, uint64_t reserved_bytes, DeviceMemory *out);
 
   int ordinal_ = 0;
   char device_[16] = "";

@@ -20,16 +20,22 @@ void *round_up(void *address) {
 
 }  // namespace
 
-Status CudaBackend::allocate_memory(uint64_t bytes, DeviceMemory *out, uint64_t reserved_bytes) {
-  const ContextScope scope(context_);
-  PKV_TRY(scope.status());
-  if (reserved_bytes > 0) {
-    const Status status = allocate_growing(bytes, std::max(bytes, reserved_bytes), out);
+Status CudaBackend::allocate_growing_memory(uint64_t bytes, uint64_t reserved_bytes, DeviceMemory *out) {
+  {
+    const ContextScope scope(context_);
+    PKV_TRY(scope.status());
+    const Status status = allocate_chunked(bytes, std::max(bytes, reserved_bytes), out);
     if (status != PKV_UNSUPPORTED) return status;
     std::lock_guard<std::mutex> lock(mutex_);
     if (!has_warned_) log(PKV_LOG_WARNING, "%s: pools will not grow or shrink: %s", device_, last_error());
     has_warned_ = true;
   }
+  return allocate_memory(bytes, out);
+}
+
+Status CudaBackend::allocate_memory(uint64_t bytes, DeviceMemory *out) {
+  const ContextScope scope(context_);
+  PKV_TRY(scope.status());
   void *memory = nullptr;
   PKV_TRY(allocate_cuda(bytes, &memory));
   // Large allocations start at a page; a small one may not, and is made again with room to move its start.
@@ -69,7 +75,7 @@ Status CudaBackend::check_free(uint64_t bytes) {
               static_cast<unsigned long long>(bytes), free_bytes, total_bytes);
 }
 
-Status CudaBackend::allocate_growing(uint64_t bytes, uint64_t reserved_bytes, DeviceMemory *out) {
+Status CudaBackend::allocate_chunked(uint64_t bytes, uint64_t reserved_bytes, DeviceMemory *out) {
   std::unique_ptr<VirtualMemoryDriver> driver;
   std::unique_ptr<ChunkedMemory> memory;
   try {

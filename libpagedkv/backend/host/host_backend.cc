@@ -30,7 +30,8 @@ class HostBackend final : public Backend {
     return PKV_OK;
   }
 
-  Status allocate_memory(uint64_t bytes, DeviceMemory *out, uint64_t reserved_bytes) override {
+  Status allocate_memory(uint64_t bytes, DeviceMemory *out) override { return allocate_host_memory(bytes, 0, out); }
+  Status allocate_growing_memory(uint64_t bytes, uint64_t reserved_bytes, DeviceMemory *out) override {
     return allocate_host_memory(bytes, reserved_bytes, out);
   }
   void release_memory(DeviceMemory *memory) override { release_host_memory(memory); }
@@ -59,6 +60,19 @@ class HostBackend final : public Backend {
     return fail(PKV_INTERNAL, "the host's batches fill their CSR tables themselves");
   }
   Status check_not_capturing(pkv_stream) override { return PKV_OK; }
+  bool has_streams() override { return false; }
+  Status stream_id(pkv_stream, uint64_t *out) override {
+    *out = 0;
+    return PKV_OK;
+  }
+  Status create_event(DeviceEvent *out) override {
+    *out = nullptr;
+    return PKV_OK;
+  }
+  void destroy_event(DeviceEvent) override {}
+  Status record_event(DeviceEvent, pkv_stream) override { return PKV_OK; }
+  Status wait_event(DeviceEvent, pkv_stream) override { return PKV_OK; }
+  bool is_event_done(DeviceEvent) override { return true; }
   uint64_t attend_workspace_bytes(int32_t) override { return 0; }
 
   Status copy_blocks(const CopyBlocksParams &params, pkv_stream) override { return copy_host_blocks(params); }
