@@ -327,7 +327,7 @@ Status Cache::discard_step(Step *step) {
   };
   const auto check_holds = [&](int32_t block) {
     const BlockRecord &record = blocks_.record(block);
-    if (record.holders == static_cast<int32_t>(record.scratch) || status != PKV_OK) return;
+    if (record.holders == 0 || record.holders == static_cast<int32_t>(record.scratch) || status != PKV_OK) return;
     status = fail(PKV_BUSY,
                   "block %d of the failed step is shared by a sequence or a transfer opened since; close that first", block);
   };
