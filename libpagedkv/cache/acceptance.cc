@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/checked.h"
+#include "base/ranges.h"
 #include "cache/cache.h"
 #include "cache/token_checks.h"
 
@@ -86,6 +87,10 @@ void Cache::replace_for_writing(Sequence *sequence, int64_t block_index, const i
 Status Cache::run_moves(int64_t rotation, pkv_stream stream) {
   PKV_TRY(copy_blocks(moves_.copy_sources, moves_.copy_destinations, stream));
   if (moves_.runs.empty()) return PKV_OK;
+  int64_t num_rows = 0;
+  for (const MoveRun &run : moves_.runs) num_rows += run.length;
+  monitor_.copied_bytes.add(static_cast<uint64_t>(num_rows) * layout_.token_bytes());
+  const Range range("pagedkv.move_rows");
   MoveRowsParams params = {};
   params.kv = describe_kv(0);
   params.num_layers = layout_.num_layers();

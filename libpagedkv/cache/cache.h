@@ -7,7 +7,8 @@
 // hashes of completed blocks. sequence_batches.cc: many sequences in one call. acceptance.cc, shift.cc: rows moved inside
 // a sequence. window.cc: cuts, and what a sliding window gives back. partial_reuse.cc: hits inside a block. quotas.cc:
 // what namespaces may have. prefixes.cc: prefixes without a sequence, pins, retention. snapshot_save.cc, snapshot_load.cc,
-// prefix_tree.cc: snapshots. audit.cc, explain_sequence.cc: check and explain. record.cc: recording of calls.
+// prefix_tree.cc: snapshots. audit.cc, explain_sequence.cc: check and explain. record.cc: recording of calls. monitor.cc:
+// measures, and the page of statistics.
 #pragma once
 
 #include <memory>
@@ -21,6 +22,7 @@
 #include "cache/deadlines.h"
 #include "cache/events.h"
 #include "cache/layout.h"
+#include "cache/monitor.h"
 #include "cache/partial_index.h"
 #include "cache/sequence.h"
 #include "cache/stats_board.h"
@@ -233,6 +235,14 @@ class Cache {
   Status explain_sequence(pkv_sequence id, std::string *out) const;
   void get_stats(pkv_cache_stats *out) const;  // all but struct_size; any thread
   int64_t reuse_distance_sum() const { return blocks_.reuse_distance_sum(); }  // any thread
+  // Fragmentation, and the memory of the device, as get_stats() tells them from now on. Throws std::bad_alloc.
+  Status measure(pkv_cache_fragmentation *out);  // all but struct_size, from zeros
+  void ask_device() const;  // the memory alone; any thread
+  // A page for other processes. BUSY if there is one already.
+  Status publish_stats(const char *path);
+  void unpublish_stats();
+  // Tables that went to the device.
+  void count_uploaded(uint64_t bytes) { monitor_.uploaded_bytes.add(bytes); }
 
   // One thread at a time, whatever mutates the cache. UNSUPPORTED without event_capacity.
   Status read_events(pkv_event *out, int64_t capacity, int64_t *out_count) const;
@@ -384,6 +394,8 @@ class Cache {
   void write_tokens(Sequence *sequence, int64_t first, int64_t end, const int64_t *tokens, bool registers);
   void finish_call(Sequence *sequence);  // a change is done: serial numbers, statistics
   void publish();
+  void publish_page(const StatsBoard::Values &board);
+  void measure_blocks(pkv_cache_fragmentation *out);
 
   Backend *const backend_;
   const Layout layout_;
@@ -436,6 +448,7 @@ class Cache {
   int64_t prepares_ = 0;
   int64_t refusals_ = 0;
   StatsBoard board_;
+  mutable Monitor monitor_;
   TraceRecorder trace_;
   TraceCounts trace_start_ = {};  // counters when the recording began
 };

@@ -119,7 +119,9 @@ Status Cache::load_sequence(const pkv_snapshot_io &io, const pkv_open_options *o
 
 Status Cache::upload_block(int32_t block, const std::vector<char> &bytes) {
   char *address = static_cast<char *>(pool_->base()) + static_cast<uint64_t>(block) * layout_.block_bytes();
-  return backend_->upload(address, bytes.data(), bytes.size());
+  PKV_TRY(backend_->upload(address, bytes.data(), bytes.size()));
+  monitor_.loaded_bytes.add(bytes.size());
+  return PKV_OK;
 }
 
 // Finds what is here of a tree that was cut into blocks of this cache. Equal blocks become one.

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/checked.h"
+#include "base/ranges.h"
 #include "base/tokens.h"
 #include "cache/cache.h"
 
@@ -218,6 +219,8 @@ Status Cache::copy_blocks(const std::vector<int32_t> &sources, const std::vector
   if (sources.empty()) return PKV_OK;
   const int64_t count = static_cast<int64_t>(sources.size());
   copies_ += count;
+  monitor_.copied_bytes.add(static_cast<uint64_t>(count) * layout_.block_bytes());
+  const Range range("pagedkv.copy_blocks");
   const CopyBlocksParams params = {pool_->base(), layout_.block_bytes(), sources.data(), destinations.data(), count,
                                    true};
   const Status status = backend_->copy_blocks(params, stream);

@@ -6,6 +6,7 @@
 #include <new>
 
 #include "base/checked.h"
+#include "base/ranges.h"
 
 namespace pkv {
 namespace {
@@ -232,7 +233,11 @@ Status Pool::copy_blocks(const int32_t *sources, const int32_t *destinations, in
                   destinations[twice]);
     }
   }
-  return backend_->copy_blocks({base_, block_bytes_, sources, destinations, count, false}, stream);
+  const Range range("pagedkv.copy_blocks");
+  PKV_TRY(backend_->copy_blocks({base_, block_bytes_, sources, destinations, count, false}, stream));
+  std::lock_guard<std::mutex> lock(mutex_);
+  copied_bytes_ += static_cast<uint64_t>(count) * block_bytes_;
+  return PKV_OK;
 }
 
 Status Pool::zero_blocks(const int32_t *blocks, int64_t count, pkv_stream stream) {
@@ -244,7 +249,11 @@ Status Pool::zero_blocks(const int32_t *blocks, int64_t count, pkv_stream stream
   std::vector<int32_t> distinct(blocks, blocks + count);
   std::sort(distinct.begin(), distinct.end());
   distinct.erase(std::unique(distinct.begin(), distinct.end()), distinct.end());
-  return backend_->zero_blocks({base_, block_bytes_, distinct.data(), static_cast<int64_t>(distinct.size())}, stream);
+  const Range range("pagedkv.zero_blocks");
+  PKV_TRY(backend_->zero_blocks({base_, block_bytes_, distinct.data(), static_cast<int64_t>(distinct.size())}, stream));
+  std::lock_guard<std::mutex> lock(mutex_);
+  zeroed_bytes_ += distinct.size() * block_bytes_;
+  return PKV_OK;
 }
 
 Status Pool::block_ptr(int32_t block, void **out) const {
@@ -272,6 +281,7 @@ bool Pool::is_free(int32_t block) const {
 
 void Pool::get_stats(pkv_pool_stats *out) const {
   DeviceInfo info = {};
+  const KeepLastError keep;
   const bool is_known = backend_->query(&info) == PKV_OK;
   std::lock_guard<std::mutex> lock(mutex_);
   out->num_blocks = static_cast<int64_t>(owners_.size());
@@ -284,6 +294,10 @@ void Pool::get_stats(pkv_pool_stats *out) const {
   out->device_total_bytes = is_known ? info.total_bytes : 0;
   out->device_free_bytes = is_known ? info.free_bytes : 0;
   out->base = base_;
+  out->copied_bytes = copied_bytes_;
+  out->zeroed_bytes = zeroed_bytes_;
+  out->free_tail_blocks = 0;
+  for (auto owners = owners_.rbegin(); owners != owners_.rend() && *owners == 0; ++owners) ++out->free_tail_blocks;
   std::memset(out->device, 0, sizeof out->device);
   std::strncpy(out->device, backend_->device(), sizeof out->device - 1);
 }

@@ -72,6 +72,7 @@ class Pool {
   int64_t allocations_ = 0;
   int64_t frees_ = 0;
   int64_t failures_ = 0;
+  uint64_t copied_bytes_ = 0, zeroed_bytes_ = 0;
 };
 
 }  // namespace pkv

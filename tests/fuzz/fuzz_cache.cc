@@ -39,6 +39,7 @@ const Driver::Call Driver::kCalls[] = {
     {"reset", &Driver::reset, 1}, {"zero", &Driver::zero, 1}, {"save_sequence", &Driver::save_sequence, 1},
     {"save_prefixes", &Driver::save_prefixes, 1}, {"explain_block", &Driver::explain_block, 1},
     {"explain_sequence", &Driver::explain_sequence, 1}, {"format_stats", &Driver::format_stats, 1},
+    {"measure", &Driver::measure, 1},
 };
 
 Driver::Driver(const uint8_t *data, size_t size) : bytes_(data, size) {
@@ -139,6 +140,8 @@ void Driver::check_refusal(pkv_status status, bool has_protected_blocks) {
     REQUIRE(shortage.available == available || is_over_quota || has_protected_blocks);
     now.refusals = before_.refusals;
   }
+  now.device_free_bytes = before_.device_free_bytes;
+  if (status == PKV_OK) now.saved_bytes = before_.saved_bytes;
   REQUIRE(std::memcmp(&now, &before_, sizeof now) == 0);
 }
 
