@@ -43,6 +43,11 @@ uint64_t read_start_time() {
   return field == nullptr ? 0 : std::strtoull(field, nullptr, 10);
 }
 
+uint64_t read_process_namespace() {
+  struct stat status = {};
+  return stat("/proc/self/ns/pid", &status) == 0 ? status.st_ino : 0;
+}
+
 uint64_t read_clock() {
   timespec now = {};
   clock_gettime(CLOCK_REALTIME, &now);
@@ -100,6 +105,7 @@ Status StatsPage::create(const char *path, const StatsPageHeader &header, std::u
   filled.page_bytes = kStatsPageBytes;
   filled.process_id = static_cast<uint64_t>(getpid());
   filled.start_time = read_start_time();
+  filled.process_namespace = read_process_namespace();
   filled.created_at = read_clock();
   filled.num_values = kNumStatsPageFields;
   filled.name_bytes = kStatsPageNameBytes;

@@ -56,8 +56,9 @@ struct StatsPageHeader {
   int32_t head_dim;
   int32_t v_head_dim;
   int32_t prefix_caching;
+  uint64_t process_namespace;  // that process_id belongs to, the inode of /proc/self/ns/pid; 0: unknown
 };
-static_assert(sizeof(StatsPageHeader) == 144, "docs/stats-page.md has the offsets");
+static_assert(sizeof(StatsPageHeader) == 152, "docs/stats-page.md has the offsets");
 
 class StatsPage {
  public:
