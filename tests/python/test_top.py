@@ -33,7 +33,7 @@ CHILD = textwrap.dedent("""
     if sys.stdin.readline() == "close\\n":
         cache.close()
         print("closed", flush=True)
-        sys.stdin.readline()
+    sys.stdin.readline()  # stays until it is killed
 """)
 
 
