@@ -16,6 +16,7 @@ Status check_step(const pkv_cache *cache, int32_t layer, const pkv_batch *batch)
     return fail(PKV_INVALID_ARGUMENT, "the batch belongs to another cache");
   }
   PKV_TRY(cache->cache->check_layer(layer));
+  PKV_TRY(cache->cache->check_usable());
   return batch->batch->check_prepared();
 }
 

@@ -183,8 +183,8 @@ Status Cache::accept(const pkv_sequence *ids, const int64_t *num_drafts, const i
       }
     }
   }
-  PKV_TRY(run_moves(0, stream));
-
+  // The tables are changed: they are settled whether the rows have moved or not, so that blocks can still be given back.
+  const Status status = run_moves(0, stream);
   for (const MoveItem &item : moves_.items) {
     Sequence *sequence = item.sequence;
     const int64_t length = item.base + item.num_kept;
@@ -195,11 +195,11 @@ Status Cache::accept(const pkv_sequence *ids, const int64_t *num_drafts, const i
     }
     sequence->stream = stream;
     cut(sequence, length);
-    settle(sequence, 0, nullptr);
+    if (status == PKV_OK) settle(sequence, 0, nullptr);
     sequence->change_serial = ++serial_;
   }
   publish();
-  return PKV_OK;
+  return status;
 }
 
 }  // namespace pkv

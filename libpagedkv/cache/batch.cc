@@ -24,6 +24,7 @@ Status check_size(const char *name, int64_t value, int64_t smallest) {
 }  // namespace
 
 Status Batch::create(std::shared_ptr<Cache> cache, const BatchOptions &options, std::shared_ptr<Batch> *out) {
+  PKV_TRY(cache->check_usable());
   PKV_TRY(check_size("max_sequences", options.max_sequences, 1));
   PKV_TRY(check_size("max_tokens", options.max_tokens, 1));
   PKV_TRY(check_size("max_sequence_length", options.max_sequence_length, 0));

@@ -51,7 +51,7 @@ Cache::~Cache() {
 }
 
 Status Cache::check_usable() const {
-  if (!is_failed_) return PKV_OK;
+  if (!is_failed_.load(std::memory_order_relaxed)) return pool_->origin().check();
   return fail(PKV_DEVICE_ERROR, "the cache is unusable since an earlier device error");
 }
 
@@ -76,6 +76,7 @@ PagedKv Cache::describe_kv(int32_t layer) const {
 }
 
 Status Cache::set_kv_scales(int32_t layer, const float *k_scale, const float *v_scale) {
+  PKV_TRY(check_usable());
   PKV_TRY(check_layer(layer));
   const PagedKv kv = describe_kv(layer);
   if (kv.kv_scales != PKV_SCALES_STATIC) {

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -284,6 +285,8 @@ class Cache {
   Status stop_trace();
   // After each recorded call.
   void put_checkpoint();
+  // DEVICE_ERROR once the cache has failed, and in the child of a fork if it is a device's. Any thread.
+  Status check_usable() const;
   // OK if layer is in range.
   Status check_layer(int32_t layer) const;
   PagedKv describe_kv(int32_t layer) const;
@@ -293,7 +296,6 @@ class Cache {
 
   Status find(pkv_sequence id, Sequence **out) const;  // NOT_FOUND for a stale id
   static Status check_prompt(const int64_t *tokens, int64_t num_tokens);
-  Status check_usable() const;  // DEVICE_ERROR once the cache has failed
   Status find_all(const pkv_sequence *ids, int64_t num_sequences);  // into found_; each once
   Status make_records(int64_t count);  // closed ones, as many at least
   Sequence *closed_record(int64_t i, pkv_sequence *out_id) const;  // the i-th that will be opened
@@ -431,7 +433,7 @@ class Cache {
   const std::unique_ptr<EventLog> events_;  // null: nobody asks
   BlockStore blocks_;
   DeviceMemory scales_;  // float32 [num_layers, K | V, num_kv_heads]
-  bool is_failed_ = false;
+  std::atomic<bool> is_failed_{false};  // kernels ask, beside a thread that mutates
 
   std::vector<std::unique_ptr<Sequence>> sequences_;  // by index; closed ones are in closed_
   std::vector<uint32_t> closed_;

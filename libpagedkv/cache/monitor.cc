@@ -38,6 +38,7 @@ void Cache::ask_device() const {
 }
 
 Status Cache::measure(pkv_cache_fragmentation *out) {
+  PKV_TRY(pool_->origin().check());
   monitor_.filled.resize(static_cast<size_t>(num_blocks()));
   ask_device();
   measure_blocks(out);
@@ -81,6 +82,7 @@ void Cache::measure_blocks(pkv_cache_fragmentation *out) {
 }
 
 Status Cache::publish_stats(const char *path) {
+  PKV_TRY(pool_->origin().check());
   if (monitor_.page != nullptr) {
     return fail(PKV_BUSY, "the statistics are published already, in %s", monitor_.page->path().c_str());
   }

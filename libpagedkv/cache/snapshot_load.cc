@@ -108,7 +108,10 @@ Status Cache::load_sequence(const pkv_snapshot_io &io, const pkv_open_options *o
     std::memcpy(blocks_.tokens(block), snapshot.tokens.data() + start, sizeof(int64_t) * static_cast<size_t>(count));
     const int64_t last = (start + count - 1) / snapshot.block_size;
     fill_block(snapshot, layout_, last, last, start, count, block_memory.data());
-    if (const Status status = upload_block(block, block_memory); status != PKV_OK) return mark_failed(status);
+    if (const Status status = upload_block(block, block_memory); status != PKV_OK) {
+      close(id, stream);  // nobody else knows it
+      return mark_failed(status);
+    }
   }
   settle(sequence, 0, nullptr);
   *out = id;
@@ -225,17 +228,20 @@ Status Cache::load_prefixes(const pkv_snapshot_io &io, pkv_stream stream, int64_
   evict_over_quota(quota_evictions_);
   blocks_.take(num_needed, new_blocks.data(), kNoNamespace);
   const int32_t *next_new = new_blocks.data();
+  Status status = PKV_OK;  // after a failure the rest is given back as it is
   for (int64_t i = 0; i < num_total; ++i) {
     const TreeBlock &node = tree[i];
     blocks[i] = node.block;
     if (node.block != kNoBlock) continue;
     const int32_t block = blocks[i] = *next_new++;
     blocks_.set_owner(block, node.namespace_index);
+    if (status != PKV_OK) continue;
     std::memcpy(blocks_.tokens(block), tokens.data() + node.node * block_size,
                 sizeof(int64_t) * static_cast<size_t>(block_size));
     const ReblockedNode &cut = nodes[static_cast<size_t>(node.node)];
     fill_block(snapshot, layout_, cut.source, cut.depth, cut.start, block_size, block_memory.data());
-    if (const Status status = upload_block(block, block_memory); status != PKV_OK) return mark_failed(status);
+    status = upload_block(block, block_memory);
+    if (status != PKV_OK) continue;
     if (events_ != nullptr) {
       events_->begin_name(node.parent < 0 ? kNoBlock : blocks[node.parent]);
       uint64_t before = node.parent < 0 ? 0 : blocks_.namespaces()[tree[node.parent].namespace_index].id;
@@ -253,6 +259,7 @@ Status Cache::load_prefixes(const pkv_snapshot_io &io, pkv_stream stream, int64_
   }
   blocks_.release(blocks.data(), num_total, kNoLevel);  // last to first: parents outlive children
   ++serial_;
+  if (status != PKV_OK) return mark_failed(status);
   publish();
   *out_num_blocks = num_needed;
   return PKV_OK;

@@ -290,6 +290,7 @@ void Cache::write_tokens(Sequence *sequence, int64_t first, int64_t end, const i
 }
 
 Status Cache::append(pkv_sequence id, const int64_t *tokens, int64_t count, pkv_stream stream) {
+  PKV_TRY(check_usable());
   Sequence *sequence = nullptr;
   PKV_TRY(find(id, &sequence));
   single_.registers = true;

@@ -44,6 +44,14 @@ unsigned char find_width(const T *values, int64_t count) {
 
 }  // namespace
 
+TraceRecorder::~TraceRecorder() {
+  if (is_recording()) {
+    const KeepLastError keep;
+    stop();
+  }
+  if (file_ != nullptr) std::fclose(file_);  // of a parent that records
+}
+
 Status TraceRecorder::start(const char *path, const TraceHeader &header) {
   if (!is_little_endian()) return fail(PKV_UNSUPPORTED, "recordings are written on little-endian machines only");
   if (buffer_ == nullptr) buffer_.reset(new unsigned char[kBufferBytes]);

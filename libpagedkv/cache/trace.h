@@ -98,7 +98,7 @@ class TraceRecorder {
   TraceRecorder() = default;
   TraceRecorder(const TraceRecorder &) = delete;
   TraceRecorder &operator=(const TraceRecorder &) = delete;
-  ~TraceRecorder() { stop(); }
+  ~TraceRecorder();
 
   // Not in the child of a fork: the file is the parent's.
   bool is_recording() const { return is_recording_.load(std::memory_order_relaxed) && fork_count_ == fork_count(); }

@@ -78,6 +78,7 @@ Status Pool::create(Backend *backend, const PoolOptions &options, std::shared_pt
 Pool::~Pool() { backend_->release_memory(&memory_); }
 
 Status Pool::allocate(int64_t count, int32_t *out_blocks) {
+  PKV_TRY(origin_.check());
   if (count < 0) return fail(PKV_INVALID_ARGUMENT, "count is %" PRId64 ", negative", count);
   std::lock_guard<std::mutex> lock(mutex_);
   const int64_t num_free = static_cast<int64_t>(free_.size());
@@ -126,6 +127,7 @@ Status Pool::check_distinct_count(int64_t count) const {
 }
 
 Status Pool::retain(const int32_t *blocks, int64_t count) {
+  PKV_TRY(origin_.check());
   if (count < 0) return fail(PKV_INVALID_ARGUMENT, "count is %" PRId64 ", negative", count);
   std::lock_guard<std::mutex> lock(mutex_);
   PKV_TRY(check_owned(blocks, count, "blocks"));
@@ -141,6 +143,7 @@ Status Pool::retain(const int32_t *blocks, int64_t count) {
 }
 
 Status Pool::free(const int32_t *blocks, int64_t count) {
+  PKV_TRY(origin_.check());
   std::lock_guard<std::mutex> lock(mutex_);
   PKV_TRY(check_distinct_count(count));
   const uint64_t num_blocks = owners_.size();
@@ -178,6 +181,7 @@ Status Pool::free(const int32_t *blocks, int64_t count) {
 }
 
 Status Pool::resize(int64_t num_blocks) {
+  PKV_TRY(origin_.check());
   if (num_blocks < 1 || num_blocks > kMaxBlocks) {
     return fail(PKV_INVALID_ARGUMENT, "num_blocks is %" PRId64 ", not in 1 to %" PRId64, num_blocks, kMaxBlocks);
   }
@@ -213,6 +217,7 @@ Status Pool::resize(int64_t num_blocks) {
 }
 
 Status Pool::copy_blocks(const int32_t *sources, const int32_t *destinations, int64_t count, pkv_stream stream) {
+  PKV_TRY(origin_.check());
   {
     std::lock_guard<std::mutex> lock(mutex_);
     PKV_TRY(check_distinct_count(count));
@@ -241,6 +246,7 @@ Status Pool::copy_blocks(const int32_t *sources, const int32_t *destinations, in
 }
 
 Status Pool::zero_blocks(const int32_t *blocks, int64_t count, pkv_stream stream) {
+  PKV_TRY(origin_.check());
   if (count < 0) return fail(PKV_INVALID_ARGUMENT, "count is %" PRId64 ", negative", count);
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -257,6 +263,7 @@ Status Pool::zero_blocks(const int32_t *blocks, int64_t count, pkv_stream stream
 }
 
 Status Pool::block_ptr(int32_t block, void **out) const {
+  PKV_TRY(origin_.check());
   if (block < 0 || block >= num_blocks()) {
     return fail(PKV_INVALID_ARGUMENT, "block is %d, but the pool has %" PRId64 " blocks", block, num_blocks());
   }
