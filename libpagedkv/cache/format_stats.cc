@@ -66,6 +66,8 @@ constexpr Field kFields[] = {
     PKV_FIELD(num_events, "events", kCounter, "Events made."),
     PKV_FIELD(dropped_events, "dropped_events", kCounter, "Of those, events lost because nobody read them in time."),
     PKV_FIELD(reuse_distance, "reuse_distance", kHistogram, "Uses of blocks between two uses of a block that was hit."),
+    PKV_FIELD(num_transfers, "transfers", kGauge, "Open transfers."),
+    PKV_FIELD(quarantined_blocks, "quarantined_blocks", kGauge, "Blocks of quarantined transfers."),
     PKV_FIELD(copied_bytes, "copied_bytes", kCounter, "Bytes of K and V copied or moved inside the device."),
     PKV_FIELD(uploaded_bytes, "uploaded_bytes", kCounter, "Bytes of tables sent to the device."),
     PKV_FIELD(saved_bytes, "saved_bytes", kCounter, "Bytes of blocks read for snapshots."),

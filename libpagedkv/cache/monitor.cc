@@ -73,6 +73,7 @@ void Cache::measure_blocks(pkv_cache_fragmentation *out) {
       continue;
     }
     run = 0;
+    if (blocks_.is_pending(block)) continue;
     ++out->held_blocks;
     out->unused_slots += block_size - filled[block];
   }

@@ -30,6 +30,8 @@ enum StatsField {
   kNumPins,
   kPinnedBlocks,
   kNumNamespaces,
+  kNumTransfers,
+  kQuarantinedBlocks,
   kNumStatsFields
 };
 

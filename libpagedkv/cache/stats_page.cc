@@ -21,13 +21,14 @@ namespace {
 constexpr uint32_t kValuesAlignment = 64;
 
 constexpr const char *kNames[] = {
-    "uncached_blocks", "cached_blocks",   "held_blocks",        "pending_blocks",  "peak_held_blocks",
-    "num_sequences",   "queried_tokens",  "hit_tokens",         "partial_hit_tokens", "released_blocks",
-    "appended_tokens", "registered",      "evictions",          "copies",          "prepares",
-    "refusals",        "is_failed",       "num_pins",           "pinned_blocks",   "num_namespaces",
-    "num_blocks",      "block_bytes",     "num_events",         "dropped_events",  "copied_bytes",
-    "uploaded_bytes",  "saved_bytes",     "loaded_bytes",       "unused_slots",    "free_tail_blocks",
-    "device_total_bytes", "device_free_bytes"};
+    // As in StatsField.
+    "uncached_blocks", "cached_blocks", "held_blocks", "pending_blocks", "peak_held_blocks", "num_sequences",
+    "queried_tokens", "hit_tokens", "partial_hit_tokens", "released_blocks", "appended_tokens", "registered", "evictions",
+    "copies", "prepares", "refusals", "is_failed", "num_pins", "pinned_blocks", "num_namespaces", "num_transfers",
+    "quarantined_blocks",
+    // As in StatsPageField.
+    "num_blocks", "block_bytes", "num_events", "dropped_events", "copied_bytes", "uploaded_bytes", "saved_bytes",
+    "loaded_bytes", "unused_slots", "free_tail_blocks", "device_total_bytes", "device_free_bytes"};
 static_assert(std::size(kNames) == kNumStatsPageFields, "a name for every value");
 
 // Field 22 of /proc/self/stat: ticks from the start of the machine to that of the process. 0 where it is not known.

@@ -76,7 +76,7 @@ void Driver::measure() {
   REQUIRE(measured.held_blocks == now.held_blocks && measured.reserved_blocks == num_reserved);
   REQUIRE(now.unused_slots == measured.unused_slots && now.free_tail_blocks == measured.free_tail_blocks);
   REQUIRE(measured.longest_free_run >= measured.free_tail_blocks);
-  if (now.num_pins == 0) {
+  if (now.num_pins == 0 && now.num_transfers == 0) {
     int64_t num_unused = 0, num_runs = 0, tail = 0;
     for (size_t block = 0; block < filled.size(); ++block) {
       num_runs += filled[block] < 0 && (block == 0 || filled[block - 1] >= 0);

@@ -1,4 +1,4 @@
-// A backend whose calls fail when they are told to: the host's, or with is_device one that has tables of its own, as a GPU
+// A backend whose calls fail when they are told to: the host's, or with is_device one that has tables and streams as a GPU
 // has, in memory of the host. A call that fails has done nothing. It counts what is allocated. One thread.
 #pragma once
 
@@ -23,7 +23,7 @@ class FaultyBackend final : public Backend {
     failed_call_ = nullptr;
   }
   const char *failed_call() const { return failed_call_; }  // null: none has failed since
-  int64_t num_allocations() const { return static_cast<int64_t>(allocations_.size()) + num_uploaders_; }
+  int64_t num_allocations() const { return static_cast<int64_t>(allocations_.size()) + num_uploaders_ + num_events_; }
 
   const char *device() const override { return is_device_ ? "faulty:0" : "host"; }
   bool is_host() const override { return !is_device_; }
@@ -86,6 +86,25 @@ class FaultyBackend final : public Backend {
     PKV_TRY(attempt("check_not_capturing"));
     return host_->check_not_capturing(stream);
   }
+  bool has_streams() override { return is_device_; }
+  Status stream_id(pkv_stream stream, uint64_t *out) override {
+    PKV_TRY(attempt("stream_id"));
+    *out = reinterpret_cast<uintptr_t>(stream);
+    return PKV_OK;
+  }
+  Status create_event(DeviceEvent *out) override {
+    PKV_TRY(attempt("create_event"));
+    *out = new char;
+    ++num_events_;
+    return PKV_OK;
+  }
+  void destroy_event(DeviceEvent event) override {
+    delete static_cast<char *>(event);
+    --num_events_;
+  }
+  Status record_event(DeviceEvent, pkv_stream) override { return attempt("record_event"); }
+  Status wait_event(DeviceEvent, pkv_stream) override { return attempt("wait_event"); }
+  bool is_event_done(DeviceEvent) override { return false; }
   uint64_t attend_workspace_bytes(int32_t) override { return is_device_ ? 64 : 0; }
   Status copy_blocks(const CopyBlocksParams &params, pkv_stream stream) override {
     PKV_TRY(attempt("copy_blocks"));
@@ -160,7 +179,7 @@ class FaultyBackend final : public Backend {
   Status failure_ = PKV_OK;
   const char *failed_call_ = nullptr;
   std::set<void *> allocations_;
-  int64_t num_uploaders_ = 0;
+  int64_t num_uploaders_ = 0, num_events_ = 0;
   int64_t num_wrong_releases_ = 0;
 };
 
