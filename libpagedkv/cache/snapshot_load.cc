@@ -104,17 +104,18 @@ Status Cache::load_sequence(const pkv_snapshot_io &io, const pkv_open_options *o
   for (int64_t i = num_hit; i < num_total; ++i) own_block(*sequence, i, sequence->table[i]);
   sequence->num_blocks = static_cast<int32_t>(num_total);
   sequence->length = sequence->step_start = snapshot.length;
-  PKV_TRY(order_loaded(sequence->table.data() + num_hit, num_total - num_hit, slot, stream));
-  for (int64_t i = num_hit; i < num_total; ++i) {
+  Status status = order_loaded(sequence->table.data() + num_hit, num_total - num_hit, slot, stream);
+  for (int64_t i = num_hit; i < num_total && status == PKV_OK; ++i) {
     const int32_t block = sequence->table[i];
     const int64_t start = i * block_size, count = std::min<int64_t>(block_size, snapshot.length - start);
     std::memcpy(blocks_.tokens(block), snapshot.tokens.data() + start, sizeof(int64_t) * static_cast<size_t>(count));
     const int64_t last = (start + count - 1) / snapshot.block_size;
     fill_block(snapshot, layout_, last, last, start, count, block_memory.data());
-    if (const Status status = upload_block(block, block_memory); status != PKV_OK) {
-      close(id, stream);  // nobody else knows it
-      return mark_failed(status);
-    }
+    status = upload_block(block, block_memory);
+  }
+  if (status != PKV_OK) {
+    finish_close(sequence, static_cast<uint32_t>(id & 0xffffffffu));  // nobody else knows it
+    return mark_failed(status);
   }
   settle(sequence, 0, nullptr);
   *out = id;
@@ -232,9 +233,9 @@ Status Cache::load_prefixes(const pkv_snapshot_io &io, pkv_stream stream, int64_
   }
   evict_over_quota(quota_evictions_);
   blocks_.take(num_needed, new_blocks.data(), kNoNamespace);
-  PKV_TRY(order_loaded(new_blocks.data(), num_needed, slot, stream));
+  // After a failure the rest is given back as it is.
+  Status status = order_loaded(new_blocks.data(), num_needed, slot, stream);
   const int32_t *next_new = new_blocks.data();
-  Status status = PKV_OK;  // after a failure the rest is given back as it is
   for (int64_t i = 0; i < num_total; ++i) {
     const TreeBlock &node = tree[i];
     blocks[i] = node.block;

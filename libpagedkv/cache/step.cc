@@ -154,7 +154,8 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
   const bool is_of_one = step->items.size() == 1 && step->items[0].sequence->chain.regions.empty();
   const uint32_t owner = is_of_one ? step->items[0].sequence->chain.first.index : kNoNamespace;
   blocks_.take(step->num_new_blocks, step->new_blocks.data(), owner);
-  if (streams_.is_several()) PKV_TRY(order_step(step));
+  // A failure is told once the tables hold what was taken, so that it can still be given back.
+  const Status ordered = streams_.is_several() ? order_step(step) : PKV_OK;
   const int32_t *next_new = step->new_blocks.data();
   ++serial_;
   for (StepItem &item : step->items) {
@@ -209,6 +210,7 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
   }
   appended_tokens_ += step->num_tokens;
   ++prepares_;
+  PKV_TRY(ordered);
   PKV_TRY(copy_blocks(step->copy_sources, step->copy_destinations, step->stream));
   for (const StepItem &item : step->items) {
     append_tokens(item, tokens, step);

@@ -25,6 +25,8 @@ constexpr int32_t kBlockSize = 4, kNumLayers = 2, kNumHeads = 2, kHeadDim = 8;
 constexpr int64_t kTokens = 22;
 constexpr int kMostSequences = 8;
 
+const pkv_stream kSecond = reinterpret_cast<pkv_stream>(uintptr_t{16}), kThird = reinterpret_cast<pkv_stream>(uintptr_t{32});
+
 struct World {
   explicit World(bool is_device) : backend(is_device) {
     std::snprintf(path, sizeof path, "/tmp/pagedkv_backend_faults_%d", static_cast<int>(getpid()));
@@ -53,6 +55,7 @@ struct World {
   pkv_batch *batch = nullptr, *growing = nullptr;
   std::array<int32_t, 4> pool_blocks = {};
   std::array<pkv_sequence, kMostSequences> sequences = {};
+  std::array<pkv_transfer, 2> transfers = {};
   std::array<int64_t, 4 * kTokens> tokens;
   std::vector<float> rows = std::vector<float>(static_cast<size_t>(4 * kTokens * kNumHeads * kHeadDim));
 };
@@ -233,6 +236,43 @@ const Call kCalls[] = {
        return pkv_prefix_load(w.cache, &io, nullptr, nullptr);
      },
      true},
+    {"send",
+     [](World &w) {
+       pkv_array blocks = {};
+       const Status status = pkv_transfer_send(w.cache, w.sequences[0], 0, 8, kSecond, &w.transfers[0], &blocks);
+       pkv_array_release(&blocks);
+       return status;
+     },
+     true},
+    {"append on another stream", [](World &w) { return pkv_sequence_append(w.cache, w.sequences[0], w.tokens.data(), 3, kSecond); },
+     true},
+    {"fork once more", [](World &w) { return pkv_sequence_fork(w.cache, w.sequences[0], -1, &w.sequences[5]); }},
+    {"append to the fork on a third", [](World &w) { return pkv_sequence_append(w.cache, w.sequences[5], nullptr, 2, kThird); },
+     true},
+    {"prepare on several", [](World &w) {
+       pkv_prepare_options options = {};
+       options.struct_size = sizeof options;
+       options.stream = kSecond;
+       const int64_t counts[] = {1, 1};
+       return pkv_batch_prepare(w.batch, w.sequences.data(), counts, 2, nullptr, 0, &options);
+     },
+     true},
+    {"receive",
+     [](World &w) {
+       pkv_array blocks = {};
+       const Status status = pkv_transfer_receive(w.cache, 3, nullptr, kThird, &w.transfers[1], &blocks);
+       pkv_array_release(&blocks);
+       return status;
+     },
+     true},
+    {"commit what was received",
+     [](World &w) { return pkv_transfer_commit(w.cache, w.transfers[1], w.tokens.data() + 40, 9, kSecond, &w.sequences[6]); },
+     true},
+    {"finish sending", [](World &w) { return pkv_transfer_finish(w.cache, w.transfers[0]); }},
+    {"shift on another stream", [](World &w) { return pkv_sequence_shift(w.cache, w.sequences[1], 4, 2, kThird); }, true},
+    {"close on another stream", [](World &w) { return pkv_sequence_close(w.cache, w.sequences[5], kSecond); }, true},
+    {"evict what others used", [](World &w) { return pkv_cache_evict(w.cache, 24, nullptr); }},
+    {"take it", [](World &w) { return pkv_sequence_append(w.cache, w.sequences[6], nullptr, 60, nullptr); }, true},
     {"zero_uncached", [](World &w) { return pkv_cache_zero_uncached(w.cache, nullptr, nullptr); }},
     {"measure", [](World &w) { return pkv_cache_measure(w.cache, nullptr); }},
 };
@@ -300,7 +340,8 @@ void check_failed(World &world) {
   for (size_t i = 0; i < kNumCalls; ++i) {
     const std::string name = kCalls[i].name;
     const bool is_of_the_cache = name.find("pool") == std::string::npos && name.find("cache") == std::string::npos &&
-                                 name != "set scales" && name != "measure" && name != "close" &&
+                                 name != "set scales" && name != "measure" && name.find("close") == std::string::npos &&
+                                 name != "finish sending" &&
                                  name.find("batch create") == std::string::npos;
     if (!is_of_the_cache) continue;
     INFO("after the failure: ", name);
@@ -311,10 +352,20 @@ void check_failed(World &world) {
   pkv_batch *batch = nullptr;
   CHECK(create_batch(world, 0, &batch) == PKV_DEVICE_ERROR);
   CHECK(batch == nullptr);
-  for (const pkv_sequence id : world.sequences) {  // closing is allowed
-    if (id != 0) pkv_sequence_close(world.cache, id, nullptr);
+  // Everything can be given back, and nothing is left that nobody knows.
+  for (const pkv_sequence id : world.sequences) {
+    if (id != 0) pkv_sequence_close(world.cache, id, PKV_STREAM_OF_SEQUENCE);
   }
-  CHECK(pkv_cache_check(world.cache) == PKV_OK);
+  for (const pkv_transfer id : world.transfers) {
+    if (id != 0) pkv_transfer_finish(world.cache, id);
+  }
+  CHECK_MESSAGE(pkv_cache_check(world.cache) == PKV_OK, std::string(last_error()));
+  pkv_cache_stats stats = {};
+  world.cache->cache->get_stats(&stats);
+  CHECK(stats.num_sequences == 0);
+  CHECK(stats.num_transfers == 0);
+  CHECK(stats.held_blocks == 0);
+  CHECK(stats.pending_blocks == 0);
 }
 
 // Runs the script with the nth backend call of one ABI call failing. False if that has no nth backend call.
@@ -396,7 +447,8 @@ TEST_CASE("backend faults: on the host") {
 TEST_CASE("backend faults: on a device with tables of its own") {
   std::set<std::string> failed_calls;
   run_all(true, &failed_calls);
-  for (const char *name : {"fill", "create_table_uploader", "acquire", "submit", "build_csr"}) {
+  for (const char *name : {"fill", "create_table_uploader", "acquire", "submit", "build_csr", "stream_id", "create_event",
+                           "record_event", "wait_event"}) {
     CHECK_MESSAGE(failed_calls.count(name) == 1, std::string(name));
   }
 }
