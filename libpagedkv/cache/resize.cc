@@ -63,6 +63,7 @@ Status Cache::commit_resize(bool moves, pkv_stream stream, ResizePlan *plan) {
       blocks_.grow(num_blocks);
       if (partial_index_ != nullptr) partial_index_->resize(num_blocks);
       if (!block_pins_.empty()) block_pins_.resize(static_cast<size_t>(num_blocks));
+      if (!monitor_.filled.empty()) monitor_.filled.resize(static_cast<size_t>(num_blocks));
       publish();
     }
     plan->is_committed = true;
@@ -107,6 +108,8 @@ Status Cache::commit_resize(bool moves, pkv_stream stream, ResizePlan *plan) {
   ++serial_;
   if (num_moved > 0) PKV_TRY(move_blocks(*plan, stream, slot));
   streams_.forget_from(num_blocks);
+  if (!monitor_.filled.empty()) monitor_.filled.resize(static_cast<size_t>(num_blocks));
+  monitor_.copied_bytes.add(num_moved * static_cast<int64_t>(layout_.block_bytes()));
   publish();
   return record_ended_streams();
 }

@@ -2,7 +2,8 @@
 // first out, and counted by owners.
 //
 // Invariants: owners_[b] is 0 exactly for the blocks in free_; free_ holds each of them once; between calls no mark is
-// set. Thread-safe: one mutex over the bookkeeping; the device is never called under it.
+// set. Thread-safe: one mutex over the bookkeeping; the device is never called under it. In the child of a fork a device's
+// pool refuses every call, before it takes the mutex.
 //
 // Resizing goes in steps, so that nobody waits for the device: memory is mapped before the pool grows into it, and unmapped
 // after the pool has shrunk. resize() does both; a cache does them one by one, and sees to it that one at a time resizes.
@@ -62,6 +63,7 @@ class Pool {
   Status validate() const;
 
   Backend *backend() const { return backend_; }
+  const Origin &origin() const { return origin_; }
   void *base() const { return base_; }
   uint64_t block_bytes() const { return block_bytes_; }
   int64_t num_blocks() const;
@@ -72,7 +74,7 @@ class Pool {
   int64_t first_untouched() const;
 
  private:
-  Pool(Backend *backend, uint64_t block_bytes) : backend_(backend), block_bytes_(block_bytes) {}
+  Pool(Backend *backend, uint64_t block_bytes) : backend_(backend), origin_(*backend), block_bytes_(block_bytes) {}
 
   // Both with mutex_ held. INVALID_ARGUMENT for more ids than there are blocks; or naming the first block that is out
   // of range or without an owner.
@@ -85,6 +87,7 @@ class Pool {
   void extend_locked(int64_t num_blocks);  // with mutex_ held
 
   Backend *const backend_;
+  const Origin origin_;
   const uint64_t block_bytes_;
   std::mutex resize_mutex_;  // before mutex_
   DeviceMemory memory_;      // empty when adopted
@@ -99,6 +102,7 @@ class Pool {
   int64_t allocations_ = 0;
   int64_t frees_ = 0;
   int64_t failures_ = 0;
+  uint64_t copied_bytes_ = 0, zeroed_bytes_ = 0;
 };
 
 }  // namespace pkv

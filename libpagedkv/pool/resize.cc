@@ -25,6 +25,7 @@ Status Pool::resize_memory(int64_t num_blocks) {
 }
 
 Status Pool::map_blocks(int64_t num_blocks) {
+  PKV_TRY(origin_.check());
   std::lock_guard<std::mutex> lock(resize_mutex_);
   PKV_TRY(check_resizable());
   const int64_t old_num_blocks = this->num_blocks();
@@ -39,6 +40,7 @@ Status Pool::map_blocks(int64_t num_blocks) {
 }
 
 void Pool::unmap_tail() {
+  if (origin_.check() != PKV_OK) return;  // it is the parent's
   std::lock_guard<std::mutex> lock(resize_mutex_);
   const Status status = resize_memory(num_blocks());  // shrinks at most
   assert(status == PKV_OK);
@@ -79,6 +81,7 @@ void Pool::cut(int64_t num_blocks, const int32_t *sources, int64_t count, int32_
 }
 
 Status Pool::resize(int64_t num_blocks) {
+  PKV_TRY(origin_.check());
   if (num_blocks < 1 || num_blocks > kMaxBlocks) {
     return fail(PKV_INVALID_ARGUMENT, "num_blocks is %" PRId64 ", not in 1 to %" PRId64, num_blocks, kMaxBlocks);
   }

@@ -68,6 +68,7 @@ class Machine(RuleBasedStateMachine):
                                    max_num_blocks=num_blocks + 6)
         self.batch = self.cache.batch(max_sequences=8, max_tokens=96, formats=("table", "csr"))
         self.items, self.pins, self.prompts = [], [], [[]]
+        self.transfers = []  # (transfer, scopes of what is received)
         self.snapshot = self.prepared = None
         self.findable = {}  # hash -> block, from the events
 
@@ -316,7 +317,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def reset(self):
-        if self.items:
+        if self.items or self.transfers:
             with pytest.raises(pagedkv.BusyError):
                 self.cache.reset()
         else:
@@ -341,15 +342,15 @@ class Machine(RuleBasedStateMachine):
         if self.attempt(lambda: call(move=move), pagedkv.BusyError, pagedkv.OutOfBlocksError):
             after = self.cache.stats()
             assert self.cache.num_blocks == after["num_blocks"] == num_blocks
-            assert after["held_blocks"] == before["held_blocks"]
+            assert all(after[key] == before[key] for key in ("held_blocks", "pending_blocks"))
             if move:
-                owned = before["held_blocks"] + before["cached_blocks"]
+                owned = sum(before[key] for key in ("held_blocks", "pending_blocks", "cached_blocks"))
                 assert after["evictions"] - before["evictions"] == max(owned - num_blocks, 0)
             if num_blocks < before["num_blocks"]:
                 with pytest.raises(pagedkv.InvalidArgumentError):
                     self.cache.discard(self.batch)
         else:
-            assert before["held_blocks"] > num_blocks or not move
+            assert before["held_blocks"] + before["pending_blocks"] > num_blocks or not move or self.transfers
         self.end_resize()
 
     @precondition(lambda self: self.prepared is not None)
@@ -358,6 +359,60 @@ class Machine(RuleBasedStateMachine):
         if self.prepared is not None:
             self.prepared.close()
         self.prepared = None
+
+    # -- transfers -------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.items and len(self.transfers) < 4)
+    @rule(data=st.data())
+    def send(self, data):
+        item = self.one(data)
+        start, end = (data.draw(st.integers(0, len(item.tokens))) for _ in "se")
+        transfer = self.attempt(lambda: self.cache.send(item.seq, start, end), pagedkv.InvalidArgumentError)
+        first, last = start // self.block_size, -(-end // self.block_size)
+        table = item.seq.blocks.tolist()[first:last]
+        assert (transfer is not None) == (start < end and -1 not in table)
+        if transfer is not None:
+            assert transfer.blocks.tolist() == table
+            self.transfers.append((transfer, None))
+
+    @precondition(lambda self: len(self.transfers) < 4)
+    @rule(count=st.integers(1, 13), namespace=NAMESPACES, salts=SALTS)
+    def receive(self, count, namespace, salts):
+        pending = self.cache.stats()["pending_blocks"]
+        transfer = self.attempt(lambda: self.cache.receive(count, namespace=namespace, salts=salts))
+        if transfer is not None:
+            self.transfers.append((transfer, (namespace, tuple(salts or ()))))
+            assert self.cache.stats()["pending_blocks"] == pending + count
+
+    @precondition(lambda self: self.transfers and len(self.items) < 8)
+    @rule(data=st.data(), tokens=TOKENS)
+    def commit_transfer(self, data, tokens):
+        entry = data.draw(st.sampled_from(self.transfers))
+        transfer, scopes = entry
+        prompt = self.prompt(data, tokens)
+        refusals = [pagedkv.InvalidArgumentError] if scopes is None or len(prompt) > len(transfer.blocks) * self.block_size else []
+        if transfer.is_quarantined and scopes is not None:
+            refusals = [pagedkv.BusyError]
+        seq = self.attempt(lambda: transfer.commit(prompt), *refusals or (NeverRaised,))
+        assert (seq is None) == bool(refusals)
+        if seq is not None:
+            self.transfers.remove(entry)
+            self.items.append(Item(seq, scopes, prompt))
+            assert seq.settled_length == len(prompt) and not transfer.is_open
+
+    @precondition(lambda self: self.transfers)
+    @rule(data=st.data())
+    def quarantine(self, data):
+        data.draw(st.sampled_from(self.transfers))[0].quarantine()
+
+    @precondition(lambda self: self.transfers)
+    @rule(data=st.data())
+    def finish_transfer(self, data):
+        entry = data.draw(st.sampled_from(self.transfers))
+        self.transfers.remove(entry)
+        entry[0].finish()
+        with pytest.raises(pagedkv.NotFoundError):
+            entry[0].finish()
 
     # -- snapshots and reports -------------------------------------------------------------------------------------
 
@@ -423,7 +478,11 @@ class Machine(RuleBasedStateMachine):
                 first = 0 if item.num_exact is None and other.num_exact is None else index * self.block_size
                 assert other_index == index and item.tokens[first:end] == other.tokens[first:end]
         stats = self.cache.stats()
-        assert stats["uncached_blocks"] + stats["cached_blocks"] + stats["held_blocks"] == self.cache.num_blocks
+        pending = {block for transfer, _ in self.transfers for block in transfer.blocks.tolist()} - held
+        assert len(pending) - stats["pinned_blocks"] <= stats["pending_blocks"] <= len(pending)
+        assert stats["uncached_blocks"] + stats["cached_blocks"] + stats["held_blocks"] + stats["pending_blocks"] == \
+            self.cache.num_blocks
+        assert stats["num_transfers"] == len(self.transfers)
         assert len(held) <= stats["held_blocks"] <= len(held) + stats["pinned_blocks"]
         assert stats["num_sequences"] == len(self.items) and stats["num_pins"] == len(self.pins)
         for _, prompt, namespace in self.pins:
@@ -446,6 +505,8 @@ class Machine(RuleBasedStateMachine):
     def teardown(self):
         if hasattr(self, "cache"):
             self.cache.close_many([item.seq for item in self.items])
+            for transfer, _ in self.transfers:
+                transfer.finish()
             self.cache.reset()
             assert self.cache.num_free_blocks == self.cache.num_blocks and self.cache.num_cached_blocks == 0
 

@@ -1,6 +1,9 @@
 #include "backend/cuda/device_context.h"
 
+#include <atomic>
+
 #include "backend/cuda/driver_function.h"
+#include "base/fork.h"
 
 namespace pkv {
 namespace {
@@ -31,6 +34,9 @@ const DriverFunctions &driver() {
   return functions;
 }
 
+constexpr int64_t kUnused = -1;
+std::atomic<int64_t> first_use{kUnused};  // fork_count() then
+
 }  // namespace
 
 Status fail_driver(const char *what, CUresult error) {
@@ -38,6 +44,13 @@ Status fail_driver(const char *what, CUresult error) {
   driver().get_error_name(error, &name);
   return fail(error == CUDA_ERROR_OUT_OF_MEMORY ? PKV_OUT_OF_MEMORY : PKV_DEVICE_ERROR, "%s: %s", what,
               name == nullptr ? "unknown error" : name);
+}
+
+bool is_cuda_lost() {
+  const int64_t now = fork_count();
+  int64_t expected = first_use.load(std::memory_order_relaxed);
+  if (expected != kUnused) return expected != now;
+  return !first_use.compare_exchange_strong(expected, now) && expected != now;
 }
 
 Status retain_context(int ordinal, CUcontext *out) {
@@ -50,7 +63,8 @@ Status retain_context(int ordinal, CUcontext *out) {
   return PKV_OK;
 }
 
-ContextScope::ContextScope(CUcontext context) : result_(driver().push_context(context)) {}
+ContextScope::ContextScope(CUcontext context)
+    : result_(is_cuda_lost() ? CUDA_ERROR_NOT_INITIALIZED : driver().push_context(context)) {}
 
 ContextScope::~ContextScope() {
   CUcontext popped = nullptr;
@@ -58,7 +72,9 @@ ContextScope::~ContextScope() {
 }
 
 Status ContextScope::status() const {
-  return result_ == CUDA_SUCCESS ? PKV_OK : fail_driver("cuCtxPushCurrent", result_);
+  if (result_ == CUDA_SUCCESS) return PKV_OK;
+  if (is_cuda_lost()) return fail(PKV_DEVICE_ERROR, "used after fork(): CUDA does not survive it");
+  return fail_driver("cuCtxPushCurrent", result_);
 }
 
 }  // namespace pkv

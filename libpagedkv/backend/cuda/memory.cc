@@ -94,6 +94,10 @@ Status CudaBackend::allocate_chunked(uint64_t bytes, uint64_t reserved_bytes, De
 
 void CudaBackend::release_memory(DeviceMemory *memory) {
   if (memory->base == nullptr) return;
+  if (is_cuda_lost()) {  // it is the parent's; the mutex may be locked by a thread that is not here
+    *memory = {};
+    return;
+  }
   void *allocation = nullptr;
   std::unique_ptr<ChunkedMemory> growing;
   {
