@@ -42,9 +42,7 @@ Status Pool::map_blocks(int64_t num_blocks) {
 void Pool::unmap_tail() {
   if (origin_.check() != PKV_OK) return;  // it is the parent's
   std::lock_guard<std::mutex> lock(resize_mutex_);
-  const Status status = resize_memory(num_blocks());  // shrinks at most
-  assert(status == PKV_OK);
-  (void)status;
+  resize_memory(num_blocks());  // what does not go back stays mapped, for the next resize or the end
 }
 
 void Pool::extend_locked(int64_t num_blocks) {
@@ -125,7 +123,9 @@ Status Pool::resize(int64_t num_blocks) {
     owners_.resize(static_cast<size_t>(num_blocks));
     was_resized_ = true;
   }
-  return resize_memory(num_blocks);
+  const Status status = resize_memory(num_blocks);
+  if (status != PKV_OK) extend(old_num_blocks);  // the memory is there still
+  return status;
 }
 
 }  // namespace pkv
