@@ -370,8 +370,9 @@ PKV_API pkv_status pkv_cache_reset(pkv_cache *cache);
  * Growing changes no block and no table. Shrinking evicts what is cached in the tail, and is BUSY if something there is
  * held. With move it evicts as many cached blocks as the rest has no room for, by the policy, and moves all others of
  * the tail, held or cached, into free ones: tables, pins and the prefix index follow, and readers of events are told. It
- * is OUT_OF_BLOCKS if more is held than is to be left, and BUSY if a transfer uses a block of the tail. A shrink makes steps prepared before it stale: they cannot be
- * discarded or used by kernels (INVALID_ARGUMENT), and generation changes. No kernel call of the cache may run meanwhile.
+ * is OUT_OF_BLOCKS if more is held than is to be left, and BUSY if a transfer uses a block of the tail. A shrink makes
+ * steps prepared before it stale: they cannot be discarded or used by kernels (INVALID_ARGUMENT), and generation changes.
+ * No kernel call of the cache may run meanwhile.
  */
 typedef struct pkv_resize pkv_resize;
 
