@@ -115,7 +115,9 @@ PKV_API pkv_status pkv_dtype_parse(const char *name, pkv_dtype *out);
 /* 0 is the library's choice in every struct. */
 typedef enum pkv_toggle { PKV_DEFAULT = 0, PKV_ON = 1, PKV_OFF = 2 } pkv_toggle;
 
-/* A stream of the device (cudaStream_t); NULL is the device's default stream. */
+/* A stream of the device (cudaStream_t); NULL is the device's default stream. Of a cache over several devices every call
+ * but the kernels takes NULL, the default stream of each device, or the address of an array of pkv_stream, one of each
+ * device in order, that is read during the call. Kernels take the stream of the device that they run on. */
 typedef void *pkv_stream;
 
 /* Where a call takes a stream for a sequence: the stream of its last prepare. */
@@ -147,7 +149,7 @@ PKV_API void pkv_array_release(pkv_array *array);
 /* ---- 3. Devices and pool ------------------------------------------------------------------------------------- */
 
 /* Devices are named by strings: "host", "cuda" (ordinal 0), "cuda:1", or "auto": cuda where it works, else host.
- * NULL is "auto". */
+ * NULL is "auto". "host:0" to "host:63" are independent devices over the host's memory, for caches over several. */
 
 typedef struct pkv_cuda_info {
   size_t struct_size;
@@ -312,11 +314,19 @@ typedef enum pkv_eviction {
   PKV_EVICTION_S3FIFO = 5    /* S3-FIFO (Yang et al., SOSP 2023): a small queue filters blocks that are never hit */
 } pkv_eviction;
 
+/* How one cache lies over several devices (docs/several-devices.md). One manager decides for all of them: block ids are
+ * the same everywhere, and num_kv_heads and layers are the whole model's. */
+typedef enum pkv_shard {
+  PKV_SHARD_NONE = 0,
+  PKV_SHARD_HEADS = 1,  /* tensor parallel: each device has an equal share of the KV heads of every layer, in order */
+  PKV_SHARD_LAYERS = 2  /* pipeline: each has layers in a row; the first num_layers % num_devices have one more */
+} pkv_shard;
+
 typedef struct pkv_cache_options {
   size_t struct_size;
   const pkv_layout *layout;  /* read during the call only */
   int64_t num_blocks;        /* or one of the next two */
-  uint64_t pool_bytes;       /* as many blocks as fit into so many bytes */
+  uint64_t pool_bytes;       /* as many blocks as fit into so many bytes; of each device */
   double memory_fraction;    /* of the device's free memory, in (0, 1] */
   const char *device;
   void *memory;              /* adopted like pkv_pool_options.memory */
@@ -332,6 +342,10 @@ typedef struct pkv_cache_options {
   const pkv_rope *rope;      /* how the caller rotates K (by base), for pkv_sequence_shift; NULL: it is UNSUPPORTED */
   int64_t low_water;         /* uncached blocks that pkv_cache_evict(-1) keeps ready */
   int64_t event_capacity;    /* events kept until they are read; 0: none are made */
+  const char *const *devices; /* [num_devices] in place of device: a cache over several of one kind, host or CUDA. A device
+                                may stand more than once */
+  int32_t num_devices;       /* 0: device alone */
+  pkv_shard shard;           /* what each of several devices holds */
 } pkv_cache_options;
 
 PKV_API pkv_status pkv_cache_create(const pkv_cache_options *options, pkv_cache **out);
@@ -401,8 +415,22 @@ PKV_API pkv_status pkv_cache_check(const pkv_cache *cache);
 PKV_API pkv_status pkv_cache_explain(const pkv_cache *cache, int32_t block, char *buffer, size_t capacity,
                                      size_t *out_length);
 
-/* Address of a block on the device. */
+/* Address of a block on the device; of several on the first (pkv_cache_get_shard has the others). */
 PKV_API pkv_status pkv_cache_block_ptr(const pkv_cache *cache, int32_t block, void **out);
+
+/* What the device_index-th device of a cache holds. Where layers stand in its blocks, pkv_layout_layer says of a layout
+ * with so many layers and heads. */
+typedef struct pkv_shard_info {
+  size_t struct_size;
+  char device[16];
+  void *base;           /* address of block 0 */
+  uint64_t block_bytes; /* of its part of a block */
+  int32_t num_devices;  /* of the cache */
+  pkv_shard shard;
+  int32_t first_layer, num_layers;     /* of the model's, those that it holds */
+  int32_t first_kv_head, num_kv_heads; /* likewise */
+} pkv_shard_info;
+PKV_API pkv_status pkv_cache_get_shard(const pkv_cache *cache, int32_t device_index, pkv_shard_info *out);
 
 /* ---- 5. Sequences -------------------------------------------------------------------------------------------- */
 
@@ -602,6 +630,9 @@ PKV_API pkv_status pkv_batch_get_table(const pkv_batch *batch, pkv_batch_table t
  * and its generation stays; owner is NULL. The work that fills it was queued on the stream of the last prepare. On the
  * host it is the table itself. */
 PKV_API pkv_status pkv_batch_get_device_table(const pkv_batch *batch, pkv_batch_table table, pkv_array *out);
+/* The same on the device_index-th of several devices; without an index it is the first. */
+PKV_API pkv_status pkv_batch_get_shard_table(const pkv_batch *batch, pkv_batch_table table, int32_t device_index,
+                                             pkv_array *out);
 
 typedef struct pkv_batch_info {
   size_t struct_size;
@@ -733,6 +764,8 @@ typedef struct pkv_write_options {
   size_t struct_size;
   pkv_stream stream;
   const pkv_rope *rope; /* NULL: K is stored as given */
+  int32_t device_index; /* of several devices, the one that the tensors are on and the kernel runs on; its heads or layers
+                           only, layer counted as in the whole model */
 } pkv_write_options;
 
 /* Stores the rows of a step's new tokens at its slots. k: [num_tokens, num_kv_heads, head_dim], v: [num_tokens,
@@ -754,6 +787,13 @@ PKV_API pkv_status pkv_gather_kv(pkv_cache *cache, int32_t layer, const pkv_batc
 PKV_API pkv_status pkv_scatter_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch, int64_t sequence_index,
                                   int64_t start, int64_t count, const pkv_tensor *k, const pkv_tensor *v,
                                   pkv_stream stream);
+/* The same on the device_index-th of several devices, with its heads or layers; without an index it is the first. */
+PKV_API pkv_status pkv_gather_shard_kv(pkv_cache *cache, int32_t device_index, int32_t layer, const pkv_batch *batch,
+                                       int64_t sequence_index, int64_t start, int64_t count, const pkv_tensor *k,
+                                       const pkv_tensor *v, pkv_stream stream);
+PKV_API pkv_status pkv_scatter_shard_kv(pkv_cache *cache, int32_t device_index, int32_t layer, const pkv_batch *batch,
+                                        int64_t sequence_index, int64_t start, int64_t count, const pkv_tensor *k,
+                                        const pkv_tensor *v, pkv_stream stream);
 
 typedef struct pkv_attend_options {
   size_t struct_size;
@@ -771,6 +811,7 @@ typedef struct pkv_attend_options {
                                      tokens; all earlier tokens are seen, window still applies */
   pkv_toggle invariant;           /* default off. On: a sequence's result does not depend, by a bit, on the step's other
                                      sequences (on the host it never does) */
+  int32_t device_index;           /* as in pkv_write_options; num_heads is that of the device */
 } pkv_attend_options;
 
 /*

@@ -7,24 +7,31 @@ using namespace pkv;
 
 namespace {
 
-// The step of a batch must be there, and of this cache.
-Status check_step(const pkv_cache *cache, int32_t layer, const pkv_batch *batch) {
+// The handles must be there, and the batch of this cache.
+Status check_handles(const pkv_cache *cache, const pkv_batch *batch) {
   PKV_TRY(check_pointer("cache", cache));
   PKV_TRY(check_pointer("batch", batch));
   if (batch->batch->cache() != cache->cache.get()) {
     return fail(PKV_INVALID_ARGUMENT, "the batch belongs to another cache");
   }
-  PKV_TRY(cache->cache->check_layer(layer));
+  return PKV_OK;
+}
+
+// The device must have the layer, and the batch a step.
+Status check_step(const pkv_cache *cache, int32_t device_index, int32_t layer, const pkv_batch *batch) {
+  PKV_TRY(cache->cache->check_layer_on(device_index, layer));
   return batch->batch->check_prepared();
 }
 
 // What gather and scatter are given, checked.
-Status find_rows(const pkv_cache *cache, int32_t layer, const pkv_batch *batch, int64_t sequence_index, int64_t start,
-                 int64_t count, const pkv_tensor *k, const pkv_tensor *v, SequenceRows *out) {
-  PKV_TRY(check_step(cache, layer, batch));
+Status find_rows(const pkv_cache *cache, int32_t device_index, int32_t layer, const pkv_batch *batch,
+                 int64_t sequence_index, int64_t start, int64_t count, const pkv_tensor *k, const pkv_tensor *v,
+                 SequenceRows *out) {
+  PKV_TRY(check_handles(cache, batch));
+  PKV_TRY(check_step(cache, device_index, layer, batch));
   PKV_TRY(check_pointer("k", k));
   PKV_TRY(check_pointer("v", v));
-  return batch->batch->find_rows(sequence_index, start, count, out);
+  return batch->batch->find_rows(sequence_index, start, count, device_index, out);
 }
 
 }  // namespace
@@ -32,46 +39,66 @@ Status find_rows(const pkv_cache *cache, int32_t layer, const pkv_batch *batch, 
 pkv_status pkv_write_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch, const pkv_tensor *k,
                         const pkv_tensor *v, const pkv_write_options *options) {
   return guarded([&]() -> Status {
-    PKV_TRY(check_step(cache, layer, batch));
+    PKV_TRY(check_handles(cache, batch));
     PKV_TRY(check_pointer("k", k));
     PKV_TRY(check_pointer("v", v));
     pkv_write_options given = {};
     if (options != nullptr) PKV_TRY(read_struct("options", options, &given));
     pkv_rope rope = {};
     if (given.rope != nullptr) PKV_TRY(read_struct("rope", given.rope, &rope));
-    return write_kv(cache->cache->backend(), cache->cache->describe_kv(layer), batch->batch->tables(), *k, *v,
-                    given.rope == nullptr ? nullptr : &rope, given.stream);
+    PKV_TRY(check_step(cache, given.device_index, layer, batch));
+    const Cache &target = *cache->cache;
+    return write_kv(target.shard(given.device_index).backend, target.describe_kv(layer, given.device_index),
+                    batch->batch->tables(given.device_index), *k, *v, given.rope == nullptr ? nullptr : &rope,
+                    given.stream);
   });
 }
 
 pkv_status pkv_gather_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch, int64_t sequence_index, int64_t start,
                          int64_t count, const pkv_tensor *k, const pkv_tensor *v, pkv_stream stream) {
+  return pkv_gather_shard_kv(cache, 0, layer, batch, sequence_index, start, count, k, v, stream);
+}
+
+pkv_status pkv_gather_shard_kv(pkv_cache *cache, int32_t device_index, int32_t layer, const pkv_batch *batch,
+                               int64_t sequence_index, int64_t start, int64_t count, const pkv_tensor *k,
+                               const pkv_tensor *v, pkv_stream stream) {
   return guarded([&]() -> Status {
     SequenceRows rows = {};
-    PKV_TRY(find_rows(cache, layer, batch, sequence_index, start, count, k, v, &rows));
-    return gather_kv(cache->cache->backend(), cache->cache->describe_kv(layer), rows, count, *k, *v, stream);
+    PKV_TRY(find_rows(cache, device_index, layer, batch, sequence_index, start, count, k, v, &rows));
+    return gather_kv(cache->cache->shard(device_index).backend, cache->cache->describe_kv(layer, device_index), rows,
+                     count, *k, *v, stream);
   });
 }
 
 pkv_status pkv_scatter_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch, int64_t sequence_index, int64_t start,
                           int64_t count, const pkv_tensor *k, const pkv_tensor *v, pkv_stream stream) {
+  return pkv_scatter_shard_kv(cache, 0, layer, batch, sequence_index, start, count, k, v, stream);
+}
+
+pkv_status pkv_scatter_shard_kv(pkv_cache *cache, int32_t device_index, int32_t layer, const pkv_batch *batch,
+                                int64_t sequence_index, int64_t start, int64_t count, const pkv_tensor *k,
+                                const pkv_tensor *v, pkv_stream stream) {
   return guarded([&]() -> Status {
     SequenceRows rows = {};
-    PKV_TRY(find_rows(cache, layer, batch, sequence_index, start, count, k, v, &rows));
-    return scatter_kv(cache->cache->backend(), cache->cache->describe_kv(layer), rows, count, *k, *v, stream);
+    PKV_TRY(find_rows(cache, device_index, layer, batch, sequence_index, start, count, k, v, &rows));
+    return scatter_kv(cache->cache->shard(device_index).backend, cache->cache->describe_kv(layer, device_index), rows,
+                      count, *k, *v, stream);
   });
 }
 
 pkv_status pkv_attend(pkv_cache *cache, int32_t layer, const pkv_batch *batch, const pkv_tensor *q,
                       const pkv_tensor *out, const pkv_attend_options *options) {
   return guarded([&]() -> Status {
-    PKV_TRY(check_step(cache, layer, batch));
+    PKV_TRY(check_handles(cache, batch));
     PKV_TRY(check_pointer("q", q));
     PKV_TRY(check_pointer("out", out));
     pkv_attend_options given = {};
     if (options != nullptr) PKV_TRY(read_struct("options", options, &given));
-    return attend(cache->cache->backend(), cache->cache->describe_kv(layer), batch->batch->tables(),
-                  batch->batch->workspace(), *q, *out, given);
+    PKV_TRY(check_step(cache, given.device_index, layer, batch));
+    const Cache &target = *cache->cache;
+    return attend(target.shard(given.device_index).backend, target.describe_kv(layer, given.device_index),
+                  batch->batch->tables(given.device_index), batch->batch->workspace(given.device_index), *q, *out,
+                  given);
   });
 }
 

@@ -49,6 +49,7 @@ pkv_status pkv_batch_prepare(pkv_batch *batch, const pkv_sequence *sequences, co
     PrepareOptions prepare_options;
     PKV_TRY(read_toggle("register_blocks", given.register_blocks, true, &prepare_options.registers));
     prepare_options.stream = given.stream;
+    batch->cache->adopt_streams(&prepare_options.stream);
     prepare_options.pad_sequences = given.pad_sequences;
     prepare_options.pad_tokens = given.pad_tokens;
     prepare_options.max_query_len = given.max_query_len;
@@ -78,7 +79,16 @@ pkv_status pkv_batch_get_device_table(const pkv_batch *batch, pkv_batch_table ta
   return guarded([&]() -> Status {
     PKV_TRY(check_batch(batch));
     PKV_TRY(check_pointer("out", out));
-    return batch->batch->get_device_table(table, out);
+    return batch->batch->get_device_table(table, 0, out);
+  });
+}
+
+pkv_status pkv_batch_get_shard_table(const pkv_batch *batch, pkv_batch_table table, int32_t device_index,
+                                     pkv_array *out) {
+  return guarded([&]() -> Status {
+    PKV_TRY(check_batch(batch));
+    PKV_TRY(check_pointer("out", out));
+    return batch->batch->get_device_table(table, device_index, out);
   });
 }
 

@@ -14,6 +14,7 @@ using namespace pkv;
 namespace {
 
 constexpr int32_t kMaxGroups = 1024;
+constexpr int32_t kMaxDevices = 64;
 constexpr int64_t kMaxEvents = int64_t{1} << 32;
 
 Status check_cache(const pkv_cache *cache) { return check_pointer("cache", cache); }
@@ -45,6 +46,41 @@ Status read_layout(const pkv_layout *layout, Layout *out, pkv_layer_group *out_g
 Status check_eviction(pkv_eviction eviction) {
   if (eviction >= PKV_EVICTION_LRU && eviction <= PKV_EVICTION_S3FIFO) return PKV_OK;
   return fail(PKV_INVALID_ARGUMENT, "eviction is %d, unknown", static_cast<int>(eviction));
+}
+
+// The devices of a cache, one or several of a kind.
+Status open_devices(const pkv_cache_options &options, CacheOptions *out) {
+  if (options.shard < PKV_SHARD_NONE || options.shard > PKV_SHARD_LAYERS) {
+    return fail(PKV_INVALID_ARGUMENT, "shard is %d, unknown", static_cast<int>(options.shard));
+  }
+  out->shard = options.shard;
+  if (options.num_devices < 0 || options.num_devices > kMaxDevices) {
+    return fail(PKV_INVALID_ARGUMENT, "num_devices is %d, not in 0 to %d", options.num_devices, kMaxDevices);
+  }
+  PKV_TRY(check_array("devices", options.devices, options.num_devices));
+  if (options.num_devices == 0) {
+    if (options.devices != nullptr) return fail(PKV_INVALID_ARGUMENT, "devices are given, but num_devices is 0");
+    out->devices.resize(1);
+    return open_backend(options.device, &out->devices[0]);
+  }
+  if (options.device != nullptr) {
+    return fail(PKV_INVALID_ARGUMENT, "device (%.32s) and devices exclude each other", options.device);
+  }
+  for (int32_t i = 0; i < options.num_devices; ++i) {
+    if (options.devices[i] == nullptr) return fail(PKV_INVALID_ARGUMENT, "devices[%d] is NULL", i);
+    Backend *backend = nullptr;
+    if (const Status status = open_backend(options.devices[i], &backend); status != PKV_OK) {
+      return fail(status, "devices[%d]: %s", i, last_error());
+    }
+    out->devices.push_back(backend);
+    if (backend->is_host() == out->devices[0]->is_host()) continue;
+    return fail(PKV_UNSUPPORTED, "devices[%d] is %s, but devices[0] is %s: those of a cache are all of one kind", i,
+                backend->device(), out->devices[0]->device());
+  }
+  if (options.memory != nullptr && options.num_devices > 1) {
+    return fail(PKV_UNSUPPORTED, "memory is given: a cache over %d devices allocates its own", options.num_devices);
+  }
+  return PKV_OK;
 }
 
 // The size of the pool, given in one of three ways.
@@ -149,14 +185,19 @@ pkv_status pkv_cache_create(const pkv_cache_options *options, pkv_cache **out) {
                   kMaxEvents);
     }
     cache_options.event_capacity = given.event_capacity;
-    Backend *backend = nullptr;
-    PKV_TRY(open_backend(given.device, &backend));
-    const uint64_t block_bytes = cache_options.layout.block_bytes();
+    PKV_TRY(open_devices(given, &cache_options));
+    std::vector<ShardPlan> plans;
+    const int32_t num_devices = static_cast<int32_t>(cache_options.devices.size());
+    PKV_TRY(plan_shards(cache_options.layout, cache_options.shard, num_devices, &plans));
     int64_t num_blocks = 0;
-    PKV_TRY(choose_num_blocks(given, block_bytes, backend, &num_blocks));
-    cache_options.pool = {block_bytes, num_blocks, given.memory, given.memory_bytes};
+    for (size_t i = 0; i < plans.size(); ++i) {  // what fits everywhere
+      int64_t fitting = 0;
+      PKV_TRY(choose_num_blocks(given, plans[i].layout.block_bytes(), cache_options.devices[i], &fitting));
+      num_blocks = i == 0 ? fitting : std::min(num_blocks, fitting);
+    }
+    cache_options.pool = {0, num_blocks, given.memory, given.memory_bytes};
     auto handle = std::make_unique<pkv_cache>();
-    PKV_TRY(Cache::create(backend, cache_options, &handle->cache));
+    PKV_TRY(Cache::create(cache_options, plans, &handle->cache));
     description.options = given;
     description.options.prefix_caching = cache_options.prefix_caching ? PKV_ON : PKV_OFF;
     description.block_size = cache_options.layout.block_size();
@@ -190,6 +231,7 @@ pkv_status pkv_cache_evict(pkv_cache *cache, int64_t n, int64_t *out_evicted) {
 pkv_status pkv_cache_zero_uncached(pkv_cache *cache, pkv_stream stream, int64_t *out_count) {
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
+    cache->cache->adopt_streams(&stream);
     int64_t count = 0;
     PKV_TRY(traced(*cache->cache, TraceCall::kZeroUncached, cache->cache->zero_uncached(stream, &count),
                    result_of(count)));
@@ -260,6 +302,27 @@ pkv_status pkv_cache_block_ptr(const pkv_cache *cache, int32_t block, void **out
     PKV_TRY(check_cache(cache));
     PKV_TRY(check_pointer("out", out));
     return cache->cache->pool().block_ptr(block, out);
+  });
+}
+
+pkv_status pkv_cache_get_shard(const pkv_cache *cache, int32_t device_index, pkv_shard_info *out) {
+  return guarded([&]() -> Status {
+    PKV_TRY(check_cache(cache));
+    PKV_TRY(check_struct("out", out));
+    PKV_TRY(cache->cache->check_device(device_index));
+    const Shard &shard = cache->cache->shard(device_index);
+    pkv_shard_info info = {};
+    std::strncpy(info.device, shard.backend->device(), sizeof info.device - 1);
+    info.base = shard.pool->base();
+    info.block_bytes = shard.plan.layout.block_bytes();
+    info.num_devices = cache->cache->num_devices();
+    info.shard = cache->cache->shard_kind();
+    info.first_layer = shard.plan.first_layer;
+    info.num_layers = shard.plan.layout.num_layers();
+    info.first_kv_head = shard.plan.first_kv_head;
+    info.num_kv_heads = shard.plan.layout.num_kv_heads();
+    write_struct(info, out);
+    return PKV_OK;
   });
 }
 

@@ -59,6 +59,7 @@ pkv_status pkv_sequence_append(pkv_cache *cache, pkv_sequence sequence, const in
                                pkv_stream stream) {
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
+    cache->cache->adopt_streams(&stream);
     return traced(*cache->cache, TraceCall::kAppend, cache->cache->append(sequence, tokens, count, stream), sequence,
                   array_of(tokens, count));
   });
@@ -83,6 +84,7 @@ pkv_status pkv_sequence_truncate(pkv_cache *cache, pkv_sequence sequence, int64_
 pkv_status pkv_sequence_close(pkv_cache *cache, pkv_sequence sequence, pkv_stream stream) {
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
+    cache->cache->adopt_streams(&stream);
     return traced(*cache->cache, TraceCall::kClose, cache->cache->close(sequence, stream), sequence);
   });
 }

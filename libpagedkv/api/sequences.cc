@@ -53,6 +53,7 @@ pkv_status pkv_sequence_shift(pkv_cache *cache, pkv_sequence sequence, int64_t s
                               pkv_stream stream) {
   return guarded([&]() -> Status {
     PKV_TRY(check_pointer("cache", cache));
+    cache->cache->adopt_streams(&stream);
     return traced(*cache->cache, TraceCall::kShift, cache->cache->shift(sequence, start, count, stream), sequence, start,
                   count);
   });
@@ -119,6 +120,7 @@ pkv_status pkv_sequences_close(pkv_cache *cache, const pkv_sequence *sequences, 
                                pkv_stream stream) {
   return guarded([&]() -> Status {
     PKV_TRY(check_call(cache, sequences, num_sequences));
+    cache->cache->adopt_streams(&stream);
     return traced(*cache->cache, TraceCall::kCloseMany, cache->cache->close_many(sequences, num_sequences, stream),
                   array_of(sequences, num_sequences));
   });
@@ -139,6 +141,7 @@ pkv_status pkv_sequences_accept(pkv_cache *cache, const pkv_sequence *sequences,
                                 int64_t num_kept_tokens, pkv_stream stream) {
   return guarded([&]() -> Status {
     PKV_TRY(check_call(cache, sequences, num_sequences));
+    cache->cache->adopt_streams(&stream);
     PKV_TRY(check_array("num_drafts", num_drafts, num_sequences));
     PKV_TRY(check_array("num_kept", num_kept, num_sequences));
     PKV_TRY(check_array("kept", kept, num_kept_tokens));

@@ -21,6 +21,7 @@ Status read_io(const pkv_snapshot_io *io, bool writes, pkv_snapshot_io *out) {
 pkv_status pkv_sequence_save(pkv_cache *cache, pkv_sequence sequence, const pkv_snapshot_io *io, pkv_stream stream) {
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
+    cache->cache->adopt_streams(&stream);
     pkv_snapshot_io given;
     PKV_TRY(read_io(io, true, &given));
     return cache->cache->save_sequence(sequence, given, stream);
@@ -31,6 +32,7 @@ pkv_status pkv_sequence_load(pkv_cache *cache, const pkv_snapshot_io *io, const 
                              pkv_stream stream, pkv_sequence *out) {
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
+    cache->cache->adopt_streams(&stream);
     PKV_TRY(check_pointer("out", out));
     pkv_snapshot_io given;
     PKV_TRY(read_io(io, false, &given));
@@ -44,6 +46,7 @@ pkv_status pkv_sequence_load(pkv_cache *cache, const pkv_snapshot_io *io, const 
 pkv_status pkv_prefix_save(pkv_cache *cache, const pkv_snapshot_io *io, pkv_stream stream) {
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
+    cache->cache->adopt_streams(&stream);
     pkv_snapshot_io given;
     PKV_TRY(read_io(io, true, &given));
     return cache->cache->save_prefixes(given, stream);
@@ -53,6 +56,7 @@ pkv_status pkv_prefix_save(pkv_cache *cache, const pkv_snapshot_io *io, pkv_stre
 pkv_status pkv_prefix_load(pkv_cache *cache, const pkv_snapshot_io *io, pkv_stream stream, int64_t *out_num_blocks) {
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
+    cache->cache->adopt_streams(&stream);
     pkv_snapshot_io given;
     PKV_TRY(read_io(io, false, &given));
     int64_t num_blocks = 0;

@@ -20,7 +20,7 @@ struct DeviceMemory {
 };
 
 struct DeviceInfo {
-  char device[16];  // "host", "cuda:0"
+  char device[16];  // "host", "host:1", "cuda:0"
   char name[128];
   uint64_t total_bytes;
   uint64_t free_bytes;
@@ -41,7 +41,7 @@ class TableUploader {
 
 class Backend {
  public:
-  virtual const char *device() const = 0;  // "host", "cuda:0"
+  virtual const char *device() const = 0;  // "host", "host:1", "cuda:0"
   virtual bool is_host() const = 0;
   virtual Status query(DeviceInfo *out) = 0;
 
@@ -81,7 +81,7 @@ class Backend {
   ~Backend() = default;  // never destroyed
 };
 
-// Finds the backend for "host", "cuda", "cuda:N", "auto" or nullptr (auto). INVALID_ARGUMENT for another name,
+// Finds the backend for "host", "host:N", "cuda", "cuda:N", "auto" or nullptr (auto). INVALID_ARGUMENT for another name,
 // UNSUPPORTED with the reason where the device does not work here.
 Status open_backend(const char *device, Backend **out);
 

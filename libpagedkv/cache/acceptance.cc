@@ -21,7 +21,7 @@ Status Cache::resolve_stream(int64_t num_sequences, pkv_stream *stream) const {
                   found_[i]->stream, *stream);
     }
   }
-  return backend_->check_not_capturing(*stream);
+  return check_not_capturing(*stream);
 }
 
 // Checks found_ against the drafts and fills moves_.items.
@@ -86,18 +86,22 @@ void Cache::replace_for_writing(Sequence *sequence, int64_t block_index, const i
 Status Cache::run_moves(int64_t rotation, pkv_stream stream) {
   PKV_TRY(copy_blocks(moves_.copy_sources, moves_.copy_destinations, stream));
   if (moves_.runs.empty()) return PKV_OK;
-  MoveRowsParams params = {};
-  params.kv = describe_kv(0);
-  params.num_layers = layout_.num_layers();
-  params.layer_bytes = layout_.layer_bytes();
-  params.layer_scale_bytes = layout_.layer_scale_bytes();
-  params.layer_static_scales = 2 * static_cast<int64_t>(layout_.num_kv_heads());
-  params.runs = moves_.runs.data();
-  params.count = static_cast<int64_t>(moves_.runs.size());
-  if (rotation != 0) params.rope = rope_;
-  params.rotation = rotation;
-  const Status status = backend_->move_rows(params, stream);
-  return status == PKV_OK ? status : mark_failed(status);
+  for (int32_t i = 0; i < num_devices(); ++i) {
+    const ShardPlan &plan = shard(i).plan;
+    MoveRowsParams params = {};
+    params.kv = describe_kv(plan.first_layer, i);
+    params.num_layers = plan.layout.num_layers();
+    params.layer_bytes = plan.layout.layer_bytes();
+    params.layer_scale_bytes = plan.layout.layer_scale_bytes();
+    params.layer_static_scales = 2 * static_cast<int64_t>(plan.layout.num_kv_heads());
+    params.runs = moves_.runs.data();
+    params.count = static_cast<int64_t>(moves_.runs.size());
+    if (rotation != 0) params.rope = rope_;
+    params.rotation = rotation;
+    const Status status = shard(i).backend->move_rows(params, stream_of(stream, i));
+    if (status != PKV_OK) return mark_failed(status);
+  }
+  return PKV_OK;
 }
 
 Status Cache::accept(const pkv_sequence *ids, const int64_t *num_drafts, const int64_t *num_kept, int64_t num_sequences,

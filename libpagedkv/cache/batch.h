@@ -41,15 +41,17 @@ class Batch {
   Status discard();
 
   Status get_table(pkv_batch_table table, pkv_array *out) const;
-  Status get_device_table(pkv_batch_table table, pkv_array *out) const;
+  Status get_device_table(pkv_batch_table table, int32_t device_index, pkv_array *out) const;
   void get_info(pkv_batch_info *out) const;  // all but struct_size
 
   // INVALID_ARGUMENT before the first prepare.
   Status check_prepared() const;
-  StepTables tables() const;  // on the device of the cache
-  // Rows [start, start + count) of the index-th sequence of the step, by the table on the device of the cache.
-  Status find_rows(int64_t index, int64_t start, int64_t count, SequenceRows *out) const;
-  void *workspace() const { return device_ == nullptr ? nullptr : device_->workspace(); }
+  StepTables tables(int32_t device_index) const;  // on that device of the cache
+  // Rows [start, start + count) of the index-th sequence of the step, by the table on that device of the cache.
+  Status find_rows(int64_t index, int64_t start, int64_t count, int32_t device_index, SequenceRows *out) const;
+  void *workspace(int32_t device_index) const {
+    return devices_.empty() ? nullptr : devices_[static_cast<size_t>(device_index)]->workspace();
+  }
   pkv_stream stream() const { return step_.stream; }
   const Cache *cache() const { return cache_.get(); }
 
@@ -106,9 +108,9 @@ class Batch {
   SharedArray<int32_t> indptr_;  // [max_sequences + 1]
   SharedArray<int32_t> indices_;  // grows
   SharedArray<int32_t> last_block_len_;  // [max_sequences]
-  SharedArray<int64_t> block_pointers_;  // [num_blocks]
+  std::vector<SharedArray<int64_t>> block_pointers_;  // [num_devices][num_blocks]; none without the format
 
-  std::unique_ptr<DeviceTables> device_;  // where the device has memory of its own
+  std::vector<std::unique_ptr<DeviceTables>> devices_;  // of each, where devices have memory of their own; else none
   std::vector<TableChange> changes_;  // of the block table since the last upload
 };
 

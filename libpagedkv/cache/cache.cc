@@ -10,21 +10,17 @@
 
 namespace pkv {
 
-Status Cache::create(Backend *backend, const CacheOptions &options, std::shared_ptr<Cache> *out) {
-  std::shared_ptr<Pool> pool;
-  PKV_TRY(Pool::create(backend, options.pool, &pool));
-  std::shared_ptr<Cache> cache(new Cache(backend, options, std::move(pool)));
-  const Layout &layout = cache->layout_;
-  const std::vector<float> ones(
-      2 * static_cast<size_t>(layout.num_layers()) * static_cast<size_t>(layout.num_kv_heads()), 1.0f);
-  PKV_TRY(backend->allocate_memory(ones.size() * sizeof(float), &cache->scales_));
-  PKV_TRY(backend->upload(cache->scales_.base, ones.data(), ones.size() * sizeof(float)));
-  *out = std::move(cache);
+Status Cache::create(const CacheOptions &options, const std::vector<ShardPlan> &plans, std::shared_ptr<Cache> *out) {
+  std::vector<std::unique_ptr<Shard>> shards(plans.size());
+  for (size_t i = 0; i < plans.size(); ++i) {
+    PKV_TRY(Shard::create(options.devices[i], plans[i], options.pool, &shards[i]));
+  }
+  *out = std::shared_ptr<Cache>(new Cache(options, std::move(shards)));
   return PKV_OK;
 }
 
-Cache::Cache(Backend *backend, const CacheOptions &options, std::shared_ptr<Pool> pool)
-    : backend_(backend),
+Cache::Cache(const CacheOptions &options, std::vector<std::unique_ptr<Shard>> shards)
+    : backend_(options.devices[0]),
       layout_(options.layout),
       block_math_(options.layout.block_size()),
       prefix_caching_(options.prefix_caching),
@@ -33,11 +29,14 @@ Cache::Cache(Backend *backend, const CacheOptions &options, std::shared_ptr<Pool
       first_releasable_(
           static_cast<int32_t>(divide_up(std::min(options.sinks, kMaxLength), options.layout.block_size()))),
       rope_(options.rope),
-      pool_(pool),
+      shards_(std::move(shards)),
+      shard_kind_(options.shard),
+      stream_sets_(shards_.size()),
+      pool_(shards_[0]->pool),
       hasher_(options.hash_seed, options.layout.block_size()),
-      events_(options.event_capacity > 0 ? std::make_unique<EventLog>(options.event_capacity, pool->num_blocks())
+      events_(options.event_capacity > 0 ? std::make_unique<EventLog>(options.event_capacity, pool_->num_blocks())
                                          : nullptr),
-      blocks_(std::move(pool), options.layout.block_size(), options.prefix_caching, options.eviction),
+      blocks_(pool_, options.layout.block_size(), options.prefix_caching, options.eviction),
       low_water_(options.low_water) {
   blocks_.set_events(events_.get());
   if (options.partial_reuse && prefix_caching_) partial_index_ = std::make_unique<PartialIndex>(num_blocks());
@@ -46,7 +45,6 @@ Cache::Cache(Backend *backend, const CacheOptions &options, std::shared_ptr<Pool
 
 Cache::~Cache() {
   if (trace_.is_recording()) stop_trace();
-  backend_->release_memory(&scales_);
 }
 
 Status Cache::check_usable() const {
@@ -65,18 +63,9 @@ Status Cache::check_layer(int32_t layer) const {
   return fail(PKV_INVALID_ARGUMENT, "layer is %d, but the layout has %d layers", layer, layout_.num_layers());
 }
 
-PagedKv Cache::describe_kv(int32_t layer) const {
-  PagedKv kv = layout_.describe_kv(layer);
-  kv.base = pool_->base();
-  kv.num_blocks = num_blocks();
-  kv.k_scale = static_cast<const float *>(scales_.base) + static_cast<int64_t>(layer) * 2 * kv.num_kv_heads;
-  kv.v_scale = kv.k_scale + kv.num_kv_heads;
-  return kv;
-}
-
 Status Cache::set_kv_scales(int32_t layer, const float *k_scale, const float *v_scale) {
   PKV_TRY(check_layer(layer));
-  const PagedKv kv = describe_kv(layer);
+  const PagedKv kv = layout_.describe_kv(layer);
   if (kv.kv_scales != PKV_SCALES_STATIC) {
     return fail(PKV_INVALID_ARGUMENT, "the layout keeps scales per token and head; there are no static ones to set");
   }
@@ -94,9 +83,15 @@ Status Cache::set_kv_scales(int32_t layer, const float *k_scale, const float *v_
       }
     }
   }
-  const uint64_t bytes = static_cast<uint64_t>(kv.num_kv_heads) * sizeof(float);
-  PKV_TRY(backend_->upload(const_cast<float *>(kv.k_scale), k_scale, bytes));
-  return backend_->upload(const_cast<float *>(kv.v_scale), v_scale, bytes);
+  for (const auto &shard : shards_) {
+    if (!shard->has_layer(layer)) continue;
+    const PagedKv part = shard->describe_kv(layer, num_blocks());
+    const int32_t first = shard->plan.first_kv_head;
+    const uint64_t bytes = static_cast<uint64_t>(part.num_kv_heads) * sizeof(float);
+    PKV_TRY(shard->backend->upload(const_cast<float *>(part.k_scale), k_scale + first, bytes));
+    PKV_TRY(shard->backend->upload(const_cast<float *>(part.v_scale), v_scale + first, bytes));
+  }
+  return PKV_OK;
 }
 
 Status Cache::evict(int64_t n, int64_t *out_evicted) {
@@ -129,7 +124,10 @@ Status Cache::zero_uncached(pkv_stream stream, int64_t *out_count) {
     if (blocks_.record(block).holders == 0 && !blocks_.is_cached(block)) uncached.push_back(block);
   }
   const int64_t count = static_cast<int64_t>(uncached.size());
-  PKV_TRY(backend_->zero_blocks({pool_->base(), layout_.block_bytes(), uncached.data(), count}, stream));
+  for (int32_t i = 0; i < num_devices(); ++i) {
+    const ZeroBlocksParams params = {shard(i).pool->base(), shard(i).plan.layout.block_bytes(), uncached.data(), count};
+    PKV_TRY(shard(i).backend->zero_blocks(params, stream_of(stream, i)));
+  }
   *out_count = count;
   return PKV_OK;
 }
@@ -249,7 +247,7 @@ void Cache::get_stats(pkv_cache_stats *out) const {
   out->dropped_events = events_ == nullptr ? 0 : events_->ring().num_dropped();
   out->is_failed = static_cast<int32_t>(values[kIsFailed]);
   out->is_tracing = trace_.is_recording();
-  out->block_bytes = layout_.block_bytes();
+  out->block_bytes = shards_[0]->plan.layout.block_bytes();
   out->base = pool_->base();
   std::memset(out->device, 0, sizeof out->device);
   std::strncpy(out->device, backend_->device(), sizeof out->device - 1);

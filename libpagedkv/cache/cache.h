@@ -7,7 +7,7 @@
 // hashes of completed blocks. sequence_batches.cc: many sequences in one call. acceptance.cc, shift.cc: rows moved inside
 // a sequence. window.cc: cuts, and what a sliding window gives back. partial_reuse.cc: hits inside a block. quotas.cc:
 // what namespaces may have. prefixes.cc: prefixes without a sequence, pins, retention. snapshot_save.cc, snapshot_load.cc,
-// prefix_tree.cc: snapshots. audit.cc, explain_sequence.cc: check and explain. record.cc: recording of calls.
+// prefix_tree.cc: snapshots. several_devices.cc: what each device holds, and streams of several. audit.cc, explain_sequence.cc: check and explain. record.cc: recording of calls.
 #pragma once
 
 #include <memory>
@@ -23,7 +23,9 @@
 #include "cache/layout.h"
 #include "cache/partial_index.h"
 #include "cache/sequence.h"
+#include "cache/shard.h"
 #include "cache/stats_board.h"
+#include "cache/stream_sets.h"
 #include "cache/trace.h"
 #include "pool/pool.h"
 
@@ -61,6 +63,8 @@ struct CacheOptions {
   pkv_eviction eviction = PKV_EVICTION_LRU;
   int64_t low_water = 0;
   int64_t event_capacity = 0;  // 0: no events
+  pkv_shard shard = PKV_SHARD_NONE;
+  std::vector<Backend *> devices;  // at least one; what holds the parts, pool.num_blocks each
 };
 
 // One sequence's part of a step: what it was before, and what was done. Kept by the batch for discard().
@@ -162,7 +166,8 @@ struct Pin {
 
 class Cache {
  public:
-  static Status create(Backend *backend, const CacheOptions &options, std::shared_ptr<Cache> *out);
+  // plans: of each device, by plan_shards.
+  static Status create(const CacheOptions &options, const std::vector<ShardPlan> &plans, std::shared_ptr<Cache> *out);
   Cache(const Cache &) = delete;
   Cache &operator=(const Cache &) = delete;
   ~Cache();
@@ -252,10 +257,32 @@ class Cache {
   void put_checkpoint();
   // OK if layer is in range.
   Status check_layer(int32_t layer) const;
-  PagedKv describe_kv(int32_t layer) const;
+
+  // The parts of the cache on its devices; backend() and pool() are the first one's.
+  int32_t num_devices() const { return static_cast<int32_t>(shards_.size()); }
+  bool has_several_devices() const { return shards_.size() > 1; }
+  pkv_shard shard_kind() const { return shard_kind_; }
+  Status check_device(int32_t device_index) const;
+  Status check_layer_on(int32_t device_index, int32_t layer) const;  // both are in range, and the device has the layer
+  const Shard &shard(int32_t device_index) const { return *shards_[static_cast<size_t>(device_index)]; }
+  PagedKv describe_kv(int32_t layer, int32_t device_index) const {
+    return shard(device_index).describe_kv(layer, num_blocks());
+  }
+  // Takes a caller's stream. Of several devices, an array of theirs becomes the cache's own copy of it. Throws
+  // std::bad_alloc.
+  void adopt_streams(pkv_stream *stream) {
+    if (has_several_devices() && *stream != nullptr && *stream != PKV_STREAM_OF_SEQUENCE) {
+      *stream = stream_sets_.find_or_add(static_cast<const pkv_stream *>(*stream));
+    }
+  }
+  // Of an adopted stream, the one of a device.
+  pkv_stream stream_of(pkv_stream stream, int32_t device_index) const {
+    return has_several_devices() && stream != nullptr ? static_cast<const pkv_stream *>(stream)[device_index] : stream;
+  }
+  Status check_not_capturing(pkv_stream stream) const;
 
  private:
-  Cache(Backend *backend, const CacheOptions &options, std::shared_ptr<Pool> pool);
+  Cache(const CacheOptions &options, std::vector<std::unique_ptr<Shard>> shards);
 
   Status find(pkv_sequence id, Sequence **out) const;  // NOT_FOUND for a stale id
   static Status check_prompt(const int64_t *tokens, int64_t num_tokens);
@@ -373,6 +400,8 @@ class Cache {
                  std::vector<TreeBlock> *out);
   Status check_tree_quotas(const std::vector<TreeBlock> &tree);
   Status upload_block(int32_t block, const std::vector<char> &bytes);
+  Status download_block(int32_t block, pkv_stream stream, std::vector<char> *out);
+  Status wait(pkv_stream stream) const;
   Status check_room(int64_t num_total, int64_t num_needed, int64_t num_protected);
   TraceCounts count_for_trace() const;
   std::vector<uint32_t> order_victims() const;  // indices of the open sequences, best victim first
@@ -392,11 +421,14 @@ class Cache {
   const int64_t window_;            // 0: none
   const int32_t first_releasable_;  // table entries below it hold sinks
   const RopeParams rope_;
-  const std::shared_ptr<Pool> pool_;
+  const std::vector<std::unique_ptr<Shard>> shards_;  // one for each device; one of a single device
+  const pkv_shard shard_kind_;
+  StreamSets stream_sets_;
+  std::vector<char> part_;  // of a block, on its way to or from one of several devices
+  const std::shared_ptr<Pool> pool_;  // the first one's
   const BlockHasher hasher_;
   const std::unique_ptr<EventLog> events_;  // null: nobody asks
   BlockStore blocks_;
-  DeviceMemory scales_;  // float32 [num_layers, K | V, num_kv_heads]
   bool is_failed_ = false;
 
   std::vector<std::unique_ptr<Sequence>> sequences_;  // by index; closed ones are in closed_

@@ -71,6 +71,7 @@ Status Cache::load_sequence(const pkv_snapshot_io &io, const pkv_open_options *o
   PKV_TRY(check_room(num_total, num_total - num_hit, num_protected));
   ensure_table(sequence, num_total);
   std::vector<char> block_memory(layout_.block_bytes());
+  part_.reserve(layout_.block_bytes());
   if (blocks_.namespaces().has_quotas()) {
     quota_evictions_.clear();
     // Cached ones will be held, as new ones are; but they are counted already.
@@ -84,7 +85,7 @@ Status Cache::load_sequence(const pkv_snapshot_io &io, const pkv_open_options *o
     if (status != PKV_OK) publish();
     PKV_TRY(status);
   }
-  PKV_TRY(backend_->wait(stream));
+  PKV_TRY(wait(stream));
   sequence->priority = options->priority;
   acquire_level(sequence);
 
@@ -118,8 +119,13 @@ Status Cache::load_sequence(const pkv_snapshot_io &io, const pkv_open_options *o
 }
 
 Status Cache::upload_block(int32_t block, const std::vector<char> &bytes) {
-  char *address = static_cast<char *>(pool_->base()) + static_cast<uint64_t>(block) * layout_.block_bytes();
-  return backend_->upload(address, bytes.data(), bytes.size());
+  if (!has_several_devices()) return backend_->upload(shard(0).block_address(block), bytes.data(), bytes.size());
+  for (const auto &shard : shards_) {
+    part_.resize(shard->plan.layout.block_bytes());
+    cut_block(layout_, shard->plan, bytes.data(), part_.data());
+    PKV_TRY(shard->backend->upload(shard->block_address(block), part_.data(), part_.size()));
+  }
+  return PKV_OK;
 }
 
 // Finds what is here of a tree that was cut into blocks of this cache. Equal blocks become one.
@@ -215,7 +221,8 @@ Status Cache::load_prefixes(const pkv_snapshot_io &io, pkv_stream stream, int64_
   PKV_TRY(check_tree_quotas(tree));
   std::vector<int32_t> blocks(tree.size()), new_blocks(static_cast<size_t>(num_needed));
   std::vector<char> block_memory(layout_.block_bytes());
-  PKV_TRY(backend_->wait(stream));
+  part_.reserve(layout_.block_bytes());
+  PKV_TRY(wait(stream));
 
   for (const TreeBlock &node : tree) {
     if (node.block != kNoBlock) blocks_.hit(&node.block, 1);

@@ -218,10 +218,13 @@ Status Cache::copy_blocks(const std::vector<int32_t> &sources, const std::vector
   if (sources.empty()) return PKV_OK;
   const int64_t count = static_cast<int64_t>(sources.size());
   copies_ += count;
-  const CopyBlocksParams params = {pool_->base(), layout_.block_bytes(), sources.data(), destinations.data(), count,
-                                   true};
-  const Status status = backend_->copy_blocks(params, stream);
-  return status == PKV_OK ? status : mark_failed(status);
+  for (int32_t i = 0; i < num_devices(); ++i) {
+    const CopyBlocksParams params = {shard(i).pool->base(), shard(i).plan.layout.block_bytes(), sources.data(),
+                                     destinations.data(), count, true};
+    const Status status = shard(i).backend->copy_blocks(params, stream_of(stream, i));
+    if (status != PKV_OK) return mark_failed(status);
+  }
+  return PKV_OK;
 }
 
 // The new tokens of an item into its rows, and what they complete settled. tokens: [item.count] or null.
@@ -288,7 +291,7 @@ Status Cache::append(pkv_sequence id, const int64_t *tokens, int64_t count, pkv_
   PKV_TRY(find(id, &sequence));
   single_.registers = true;
   single_.stream = stream == PKV_STREAM_OF_SEQUENCE ? sequence->stream : stream;
-  PKV_TRY(backend_->check_not_capturing(single_.stream));
+  PKV_TRY(check_not_capturing(single_.stream));
   PKV_TRY(plan_step(&id, &count, 1, tokens, tokens == nullptr ? 0 : count, &single_));
   return apply_step(tokens, &single_);
 }

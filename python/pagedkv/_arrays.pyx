@@ -391,7 +391,7 @@ cdef class AdoptedMemory:
         # A raw pointer may be on any device.
         if device == "auto" and (self.is_host or self.is_cuda):
             return b"host" if self.is_host else b"cuda"
-        if self.is_host and device != "host" or self.is_cuda and device == "host":
+        if self.is_host and not device.startswith("host") or self.is_cuda and device.startswith("host"):
             raise InvalidArgumentError(f"buffer is {'host' if self.is_host else 'CUDA'} memory, but device is "
                                        f"{device!r}")
         return device.encode()

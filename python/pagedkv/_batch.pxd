@@ -1,4 +1,4 @@
-from libc.stdint cimport int64_t
+from libc.stdint cimport int32_t, int64_t
 
 from pagedkv._cache cimport Cache
 from pagedkv.abi cimport pkv_batch, pkv_batch_info, pkv_batch_table, pkv_sequence
@@ -13,7 +13,7 @@ cdef class DeviceTable:
     cdef object __weakref__
 
     @staticmethod
-    cdef DeviceTable make(Batch batch, pkv_batch_table table)
+    cdef DeviceTable make(Batch batch, pkv_batch_table table, int32_t index)
 
 cdef class Batch:
     cdef pkv_batch *_batch
@@ -38,6 +38,7 @@ cdef class Batch:
     cdef int get_info(self, pkv_batch_info *out) except -1
     cdef object get_table(self, pkv_batch_table table)
     cdef object get_device_table(self, pkv_batch_table table)
+    cdef object get_shard_table(self, pkv_batch_table table, int32_t index)
     cdef int reserve(self, Py_ssize_t count) except -1
     cdef int read_sequences(self, list sequences) except -1
     cdef int read_counts(self, object counts, Py_ssize_t count) except -1

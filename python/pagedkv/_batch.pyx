@@ -4,12 +4,15 @@
 cimport cython
 from cpython.list cimport PyList_GET_SIZE
 from cpython.long cimport PyLong_AsLongLongAndOverflow
-from libc.stdint cimport uint32_t, uintptr_t
+from libc.stdint cimport int32_t, uint32_t, uintptr_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memset
 
+import numpy
+
 from pagedkv._arrays cimport (
-    IntView, as_int32, as_int64, as_positive, as_stream, describe, release_ints, view_ints, wrap_array)
+    IntView, as_int32, as_int64, as_positive, describe, release_ints, view_ints, wrap_array)
+from pagedkv._devices cimport take_streams
 from pagedkv._dlpack cimport DL_INT, find_device, make_capsule
 from pagedkv._errors import BusyError, InvalidArgumentError, NotFoundError
 from pagedkv._errors cimport check
@@ -17,8 +20,8 @@ from pagedkv._sequence cimport Sequence
 from pagedkv.abi cimport (
     PKV_BLOCK_POINTERS, PKV_BLOCK_TABLE, PKV_CU_SEQLENS_Q, PKV_FORMAT_CSR, PKV_FORMAT_POINTERS, PKV_FORMAT_TABLE,
     PKV_INDICES, PKV_INDPTR, PKV_LAST_BLOCK_LEN, PKV_OFF, PKV_ON, PKV_POSITIONS, PKV_SEQ_LENS, PKV_SLOT_MAPPING,
-    PKV_INT32, pkv_array, pkv_batch_create, pkv_batch_destroy, pkv_batch_discard, pkv_batch_get_device_table,
-    pkv_batch_get_info, pkv_batch_get_table, pkv_batch_options, pkv_batch_prepare, pkv_prepare_options, pkv_status)
+    PKV_INT32, pkv_array, pkv_batch_create, pkv_batch_destroy, pkv_batch_discard, pkv_batch_get_info,
+    pkv_batch_get_shard_table, pkv_batch_get_table, pkv_batch_options, pkv_batch_prepare, pkv_prepare_options, pkv_status)
 
 cdef dict FORMATS = {"table": PKV_FORMAT_TABLE, "csr": PKV_FORMAT_CSR, "pointers": PKV_FORMAT_POINTERS}
 
@@ -45,16 +48,16 @@ cdef class DeviceTable:
         raise TypeError("taken from a batch: batch.device_block_table and the like")
 
     @staticmethod
-    cdef DeviceTable make(Batch batch, pkv_batch_table table):
+    cdef DeviceTable make(Batch batch, pkv_batch_table table, int32_t index):
         cdef pkv_array array
         cdef DeviceTable result = DeviceTable.__new__(DeviceTable)
         memset(&array, 0, sizeof(array))
-        check(pkv_batch_get_device_table(batch._batch, table, &array))
+        check(pkv_batch_get_shard_table(batch._batch, table, index, &array))
         result.ptr = <uintptr_t> array.data
         result.shape = tuple([array.shape[i] for i in range(array.ndim)])
         result.strides = tuple([array.strides[i] for i in range(array.ndim)])
         result.dtype = "int32" if array.dtype == PKV_INT32 else "int64"
-        result.device = batch._cache.device
+        result.device = batch._cache.devices[index]
         result._batch = batch
         batch._num_device_tables += 1
         return result
@@ -92,7 +95,7 @@ cdef class Batch:
 One step's view of a cache, made by Cache.batch(): tables at fixed addresses, refilled by each prepare().
 
     Tables are read-only numpy views of the last prepare. Their memory stays valid whatever is closed; the next prepare
-    refills it. device_* are the same tables on the device of the cache."""
+    refills it. device_* are the same tables on the device of the cache; of several devices tuples, one for each."""
 
     def __init__(self, Cache cache, max_sequences, max_tokens, max_sequence_length=None, num_heads=None,
                  formats=("table",)):
@@ -228,7 +231,7 @@ One step's view of a cache, made by Cache.batch(): tables at fixed addresses, re
         cdef Cache cache = self._cache
         memset(&options, 0, sizeof(options))
         options.struct_size = sizeof(options)
-        as_stream(stream, &options.stream)
+        streams = take_streams(cache, stream, &options.stream)
         options.register_blocks = PKV_ON if register else PKV_OFF
         options.pad_sequences = as_padding(pad_sequences, "pad_sequences")
         options.pad_tokens = as_padding(pad_tokens, "pad_tokens")
@@ -316,12 +319,25 @@ One step's view of a cache, made by Cache.batch(): tables at fixed addresses, re
         return wrap_array(&array)
 
     cdef object get_device_table(self, pkv_batch_table table):
+        # Of several devices a tuple, one for each.
         self.require_open()
-        if self._cache._is_host:
+        if self._cache._num_devices > 1:
+            return tuple([self.get_shard_table(table, i) for i in range(<int32_t> self._cache._num_devices)])
+        return self.get_shard_table(table, 0)
+
+    cdef object get_shard_table(self, pkv_batch_table table, int32_t index):
+        cdef pkv_array array
+        if self._cache._is_host and (index == 0 or table != PKV_BLOCK_POINTERS):
             return self.get_table(table)
         if self._is_preparing:
             raise BusyError("the batch is being prepared by another thread")
-        return DeviceTable.make(self, table)
+        if self._cache._is_host:  # a copy: addresses never change
+            memset(&array, 0, sizeof(array))
+            check(pkv_batch_get_shard_table(self._batch, table, index, &array))
+            pointers = numpy.empty(array.shape[0], numpy.int64)
+            memcpy(<void *> <uintptr_t> pointers.ctypes.data, array.data, <size_t> array.shape[0] * sizeof(int64_t))
+            return pointers
+        return DeviceTable.make(self, table, index)
 
     @property
     def cache(self):

@@ -13,6 +13,10 @@ cdef class Cache:
     cdef AdoptedMemory _memory
     cdef readonly Layout layout
     cdef readonly str device
+    cdef readonly tuple devices
+    cdef Py_ssize_t _num_devices  # 0 before __init__
+    cdef readonly tuple shards
+    cdef readonly object shard
     cdef dict _sequences         # id -> weak reference to the open Sequence
     cdef object _batches         # weak references to the open batches
     cdef bint _is_host

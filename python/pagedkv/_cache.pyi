@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv._arrays import Buffer, Integers, Stream
+from pagedkv._arrays import Buffer, Integers, Stream, Streams
 from pagedkv._attention import Rope
 from pagedkv._batch import Batch
 from pagedkv._layout import Layout
@@ -17,6 +17,7 @@ from pagedkv._snapshot import Source, Target
 from pagedkv._tensors import ArrayLike
 
 Eviction = Literal["lru", "lfu", "priority", "fifo", "slru", "s3fifo"]
+Shard = Literal["heads", "layers"]
 Format = Literal["table", "csr", "pointers"]
 _CacheType = TypeVar("_CacheType", bound=Cache)
 
@@ -37,6 +38,8 @@ class Cache:
         sinks: int = 0,
         partial_reuse: bool = False,
         rope: Rope | None = None,
+        devices: Collection[str] | None = None,
+        shard: Shard | None = None,
     ) -> None: ...
     def open(
         self,
@@ -59,14 +62,14 @@ class Cache:
     ) -> list[Sequence]: ...
     def commit_many(self, sequences: Collection[Sequence], tokens: Collection[Integers]) -> None: ...
     def truncate_many(self, sequences: Collection[Sequence], lengths: int | Integers) -> None: ...
-    def close_many(self, sequences: Collection[Sequence], stream: Stream = None) -> None: ...
+    def close_many(self, sequences: Collection[Sequence], stream: Streams = None) -> None: ...
     def reorder(self, sequences: Collection[Sequence], sources: Integers) -> None: ...
     def accept(
         self,
         sequences: Collection[Sequence],
         num_drafts: int | Integers,
         kept: Collection[Integers],
-        stream: Stream = None,
+        stream: Streams = None,
     ) -> None: ...
     def probe(self, tokens: Integers, namespace: int = 0, salts: Iterable[tuple[int, int]] | None = None) -> int: ...
     def touch(self, tokens: Integers, namespace: int = 0, salts: Iterable[tuple[int, int]] | None = None) -> int: ...
@@ -81,7 +84,7 @@ class Cache:
     def set_quota(self, namespace: int, max_blocks: int) -> None: ...
     def namespace_stats(self, namespace: int) -> dict[str, int]: ...
     def evict(self, n: int | None = None) -> int: ...
-    def zero_uncached(self, stream: Stream = 0) -> int: ...
+    def zero_uncached(self, stream: Streams = 0) -> int: ...
     def victims(self, n: int) -> list[Sequence]: ...
     def reset(self) -> None: ...
     def load_sequence(
@@ -90,10 +93,10 @@ class Cache:
         namespace: int | None = None,
         priority: int | None = None,
         tag: int | None = None,
-        stream: Stream = 0,
+        stream: Streams = 0,
     ) -> Sequence: ...
-    def save(self, file: Target, stream: Stream = 0) -> None: ...
-    def load(self, file: Source, stream: Stream = 0) -> int: ...
+    def save(self, file: Target, stream: Streams = 0) -> None: ...
+    def load(self, file: Source, stream: Streams = 0) -> int: ...
     def read_events(self, max_events: int | None = None) -> npt.NDArray[np.void]: ...
     def batch(
         self,
@@ -105,7 +108,14 @@ class Cache:
     ) -> Batch: ...
     def discard(self, batch: Batch) -> None: ...
     def write_kv(
-        self, layer: int, batch: Batch, k: ArrayLike, v: ArrayLike, stream: Stream = 0, rope: Rope | None = None
+        self,
+        layer: int,
+        batch: Batch,
+        k: ArrayLike,
+        v: ArrayLike,
+        stream: Stream = 0,
+        rope: Rope | None = None,
+        shard: int | None = None,
     ) -> None: ...
     # Returns (k, v): the given ones, or new numpy arrays.
     def gather_kv(
@@ -118,9 +128,18 @@ class Cache:
         k: ArrayLike | None = None,
         v: ArrayLike | None = None,
         stream: Stream = 0,
+        shard: int | None = None,
     ) -> tuple[Any, Any]: ...
     def scatter_kv(
-        self, layer: int, batch: Batch, index: int, start: int, k: ArrayLike, v: ArrayLike, stream: Stream = 0
+        self,
+        layer: int,
+        batch: Batch,
+        index: int,
+        start: int,
+        k: ArrayLike,
+        v: ArrayLike,
+        stream: Stream = 0,
+        shard: int | None = None,
     ) -> None: ...
     # Returns out, or a new numpy array.
     def attend(
@@ -140,12 +159,20 @@ class Cache:
         lse: ArrayLike | None = None,
         invariant: bool = False,
         pdl: bool = False,
+        shard: int | None = None,
     ) -> Any: ...
     def set_kv_scales(self, layer: int, k_scale: float | npt.ArrayLike, v_scale: float | npt.ArrayLike) -> None: ...
     @property
     def layout(self) -> Layout: ...
     @property
     def device(self) -> str: ...
+    @property
+    def devices(self) -> tuple[str, ...]: ...
+    @property
+    def shard(self) -> Shard | None: ...
+    # What each device holds: device, base_ptr, block_bytes, first_layer, num_layers, first_kv_head, num_kv_heads.
+    @property
+    def shards(self) -> tuple[dict[str, Any], ...]: ...
     @property
     def block_size(self) -> int: ...
     @property

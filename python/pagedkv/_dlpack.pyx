@@ -22,7 +22,7 @@ cdef Lease make_lease(object owner, Py_ssize_t *count):
 
 
 cdef tuple find_device(str device):
-    if device == "host":
+    if device.startswith("host"):
         return <int> DL_CPU, 0
     return <int> DL_CUDA, int(device.removeprefix("cuda:"))
 

@@ -84,7 +84,7 @@ cdef class Pool:
     """Pool(block_bytes, num_blocks=None, device="auto", buffer=None)\n--\n\n\
 Fixed-size blocks of one device, from one allocation up front, counted by owners. Thread-safe.
 
-    block_bytes is rounded up to a multiple of 256. device: "host", "cuda", "cuda:1" or "auto". buffer: writable memory
+    block_bytes is rounded up to a multiple of 256. device: "host", "host:1", "cuda", "cuda:1" or "auto". buffer: writable memory
     to use in place of an allocation (an object with the buffer protocol or __cuda_array_interface__, or a tuple
     (pointer, bytes)); then num_blocks may be None: as many as fit.
 
@@ -124,7 +124,7 @@ Fixed-size blocks of one device, from one allocation up front, counted by owners
         self._base = stats.base
         self.device = (<bytes> stats.device).decode()
         self.block_bytes = stats.block_bytes
-        self._is_host = self.device == "host"
+        self._is_host = self.device.startswith("host")
 
     def __dealloc__(self):
         cdef pkv_pool *pool = self._pool

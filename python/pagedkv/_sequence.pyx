@@ -7,7 +7,8 @@ from libc.string cimport memset
 
 import json
 
-from pagedkv._arrays cimport IntView, as_int32, as_int64, as_milliseconds, as_stream, release_ints, view_ints, wrap_array
+from pagedkv._arrays cimport IntView, as_int32, as_int64, as_milliseconds, release_ints, view_ints, wrap_array
+from pagedkv._devices cimport take_streams
 from pagedkv._errors import InvalidArgumentError, NotFoundError
 from pagedkv._errors cimport check
 from pagedkv._snapshot cimport save_sequence
@@ -88,7 +89,7 @@ cdef class Sequence:
         cdef pkv_status status
         cdef Cache cache = self._cache
         if stream is not None:
-            as_stream(stream, &handle)
+            streams = take_streams(self._cache, stream, &handle)
         view_ints(tokens, "tokens", sizeof(int64_t), &view)
         try:
             self.enter()
@@ -125,7 +126,7 @@ cdef class Sequence:
         cdef pkv_status status
         cdef Cache cache = self._cache
         if stream is not None:
-            as_stream(stream, &handle)
+            streams = take_streams(self._cache, stream, &handle)
         self.enter()
         cache._is_busy = True
         with nogil:
@@ -138,7 +139,7 @@ cdef class Sequence:
         queued, which is waited for; None is that of its last prepare."""
         cdef pkv_stream handle = PKV_STREAM_OF_SEQUENCE
         if stream is not None:
-            as_stream(stream, &handle)
+            streams = take_streams(self._cache, stream, &handle)
         self.enter()
         save_sequence(self._cache, self._id, file, handle)
 
@@ -159,7 +160,7 @@ cdef class Sequence:
         raises NotFoundError."""
         cdef pkv_stream handle = PKV_STREAM_OF_SEQUENCE
         if stream is not None:
-            as_stream(stream, &handle)
+            streams = take_streams(self._cache, stream, &handle)
         self.close_on(handle)
 
     @property

@@ -12,6 +12,7 @@ cdef class TensorView:
     cdef pkv_tensor tensor
     cdef int device
     cdef int ordinal      # of the CUDA device; 0 where the array does not say
+    cdef bint has_ordinal # it says
     cdef Py_buffer _buffer
     cdef bint _has_buffer
     cdef object _owner

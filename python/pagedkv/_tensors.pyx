@@ -201,6 +201,7 @@ cdef TensorView view_dlpack(object value, str name, pkv_dtype byte_dtype, bint i
     elif tensor.device.device_type == DL_CUDA:
         view.device = DEVICE_CUDA
         view.ordinal = tensor.device.device_id
+        view.has_ordinal = True
     elif tensor.device.device_type in (DL_CUDA_HOST, DL_CUDA_MANAGED):
         view.device = DEVICE_UNKNOWN
     else:

@@ -202,6 +202,11 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         PKV_EVICTION_SLRU
         PKV_EVICTION_S3FIFO
 
+    ctypedef enum pkv_shard:
+        PKV_SHARD_NONE
+        PKV_SHARD_HEADS
+        PKV_SHARD_LAYERS
+
     ctypedef struct pkv_cache_options:
         size_t struct_size
         const pkv_layout *layout
@@ -220,6 +225,9 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         const pkv_rope *rope
         int64_t low_water
         int64_t event_capacity
+        const char *const *devices
+        int32_t num_devices
+        pkv_shard shard
     pkv_status pkv_cache_create(const pkv_cache_options *options, pkv_cache **out)
     void pkv_cache_destroy(pkv_cache *cache)
     pkv_status pkv_cache_set_kv_scales(pkv_cache *cache, int32_t layer, const float *k_scale, const float *v_scale)
@@ -268,6 +276,17 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
     pkv_status pkv_cache_explain(const pkv_cache *cache, int32_t block, char *buffer, size_t capacity,
                                  size_t *out_length)
     pkv_status pkv_cache_block_ptr(const pkv_cache *cache, int32_t block, void **out)
+
+    ctypedef struct pkv_shard_info:
+        size_t struct_size
+        char device[16]
+        void *base
+        uint64_t block_bytes
+        int32_t num_devices
+        pkv_shard shard
+        int32_t first_layer, num_layers
+        int32_t first_kv_head, num_kv_heads
+    pkv_status pkv_cache_get_shard(const pkv_cache *cache, int32_t device_index, pkv_shard_info *out)
 
     # ---- 5. Sequences
     ctypedef uint64_t pkv_sequence
@@ -373,6 +392,8 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         PKV_BLOCK_POINTERS
     pkv_status pkv_batch_get_table(const pkv_batch *batch, pkv_batch_table table, pkv_array *out)
     pkv_status pkv_batch_get_device_table(const pkv_batch *batch, pkv_batch_table table, pkv_array *out)
+    pkv_status pkv_batch_get_shard_table(const pkv_batch *batch, pkv_batch_table table, int32_t device_index,
+                                         pkv_array *out)
 
     ctypedef struct pkv_batch_info:
         size_t struct_size
@@ -447,12 +468,19 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         size_t struct_size
         pkv_stream stream
         const pkv_rope *rope
+        int32_t device_index
     pkv_status pkv_write_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch, const pkv_tensor *k,
                             const pkv_tensor *v, const pkv_write_options *options)
     pkv_status pkv_gather_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch, int64_t sequence_index,
                              int64_t start, int64_t count, const pkv_tensor *k, const pkv_tensor *v, pkv_stream stream)
     pkv_status pkv_scatter_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch, int64_t sequence_index,
                               int64_t start, int64_t count, const pkv_tensor *k, const pkv_tensor *v, pkv_stream stream)
+    pkv_status pkv_gather_shard_kv(pkv_cache *cache, int32_t device_index, int32_t layer, const pkv_batch *batch,
+                                   int64_t sequence_index, int64_t start, int64_t count, const pkv_tensor *k,
+                                   const pkv_tensor *v, pkv_stream stream)
+    pkv_status pkv_scatter_shard_kv(pkv_cache *cache, int32_t device_index, int32_t layer, const pkv_batch *batch,
+                                    int64_t sequence_index, int64_t start, int64_t count, const pkv_tensor *k,
+                                    const pkv_tensor *v, pkv_stream stream)
 
     ctypedef struct pkv_attend_options:
         size_t struct_size
@@ -466,6 +494,7 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         const pkv_tensor *lse
         const pkv_tensor *tree_mask
         pkv_toggle invariant
+        int32_t device_index
     pkv_status pkv_attend(pkv_cache *cache, int32_t layer, const pkv_batch *batch, const pkv_tensor *q,
                           const pkv_tensor *out, const pkv_attend_options *options)
     pkv_status pkv_merge_states(const char *device, const pkv_tensor *out_a, const pkv_tensor *lse_a,

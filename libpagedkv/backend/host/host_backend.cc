@@ -13,15 +13,16 @@
 namespace pkv {
 namespace {
 
-// Without state of its own. Streams mean nothing here: work is done at return.
+// Without state but its name. Streams mean nothing here: work is done at return.
 class HostBackend final : public Backend {
  public:
-  const char *device() const override { return "host"; }
+  const char *device() const override { return device_; }
+  void set_ordinal(int ordinal) { std::snprintf(device_, sizeof device_, "host:%d", ordinal); }
   bool is_host() const override { return true; }
 
   Status query(DeviceInfo *out) override {
     const MemoryLimits limits = read_memory_limits("");
-    std::snprintf(out->device, sizeof out->device, "host");
+    std::snprintf(out->device, sizeof out->device, "%s", device_);
     read_processor_name(out->name, sizeof out->name);
     out->total_bytes = limits.total_bytes;
     out->free_bytes = limits.available_bytes;
@@ -108,6 +109,16 @@ class HostBackend final : public Backend {
     }
     return PKV_OK;
   }
+
+ private:
+  char device_[16] = "host";
+};
+
+struct NumberedBackends {
+  HostBackend backends[kNumHostDevices];
+  NumberedBackends() {
+    for (int ordinal = 0; ordinal < kNumHostDevices; ++ordinal) backends[ordinal].set_ordinal(ordinal);
+  }
 };
 
 }  // namespace
@@ -115,6 +126,11 @@ class HostBackend final : public Backend {
 Backend *host_backend() {
   static HostBackend backend;
   return &backend;
+}
+
+Backend *numbered_host_backend(int ordinal) {
+  static NumberedBackends numbered;
+  return &numbered.backends[ordinal];
 }
 
 }  // namespace pkv
