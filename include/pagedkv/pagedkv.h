@@ -314,12 +314,15 @@ typedef enum pkv_eviction {
   PKV_EVICTION_S3FIFO = 5    /* S3-FIFO (Yang et al., SOSP 2023): a small queue filters blocks that are never hit */
 } pkv_eviction;
 
-/* How one cache lies over several devices (docs/several-devices.md). One manager decides for all of them: block ids are
- * the same everywhere, and num_kv_heads and layers are the whole model's. */
+/* How one cache lies over several devices (docs/several-devices.md). With heads or layers one manager decides for all of
+ * them: block ids are the same everywhere. num_kv_heads and layers are the whole model's. */
 typedef enum pkv_shard {
   PKV_SHARD_NONE = 0,
   PKV_SHARD_HEADS = 1,  /* tensor parallel: each device has an equal share of the KV heads of every layer, in order */
-  PKV_SHARD_LAYERS = 2  /* pipeline: each has layers in a row; the first num_layers % num_devices have one more */
+  PKV_SHARD_LAYERS = 2, /* pipeline: each has layers in a row; the first num_layers % num_devices have one more */
+  PKV_SHARD_SEQUENCES = 3 /* data parallel: each has whole sequences, with a manager and num_blocks of its own. open chooses
+                             the longest hit, then the most free blocks, then the fewest open sequences. What asks for
+                             blocks or pins by number is asked of a part (pkv_cache_get_part), else UNSUPPORTED */
 } pkv_shard;
 
 typedef struct pkv_cache_options {
@@ -432,6 +435,11 @@ typedef struct pkv_shard_info {
 } pkv_shard_info;
 PKV_API pkv_status pkv_cache_get_shard(const pkv_cache *cache, int32_t device_index, pkv_shard_info *out);
 
+/* With PKV_SHARD_SEQUENCES, what one device holds, as a cache of its own: the same sequences under the same ids, its own
+ * block ids, statistics, pins, victims, snapshots, events, traces. The handle belongs to the cache; destroying it does
+ * nothing. The cache and its parts take one mutating thread together. */
+PKV_API pkv_status pkv_cache_get_part(pkv_cache *cache, int32_t device_index, pkv_cache **out);
+
 /* ---- 5. Sequences -------------------------------------------------------------------------------------------- */
 
 /* A sequence: index and generation, never 0. One that was closed is NOT_FOUND, in O(1). */
@@ -498,6 +506,7 @@ typedef struct pkv_sequence_info {
   uint64_t namespace_id;
   int32_t priority;
   uint64_t tag;
+  int32_t device_index;      /* with PKV_SHARD_SEQUENCES, of the device that it is on; else 0 */
 } pkv_sequence_info;
 PKV_API pkv_status pkv_sequence_get_info(const pkv_cache *cache, pkv_sequence sequence, pkv_sequence_info *out);
 
@@ -516,6 +525,12 @@ PKV_API pkv_status pkv_sequence_shift(pkv_cache *cache, pkv_sequence sequence, i
  * PKV_EVICTION_PRIORITY the priority of their sequence. ttl_ms: 0, or the hint ends after so many milliseconds. */
 PKV_API pkv_status pkv_sequence_set_retention(pkv_cache *cache, pkv_sequence sequence, int64_t start, int64_t end,
                                               int32_t priority, int64_t ttl_ms);
+
+/* With PKV_SHARD_SEQUENCES, moves a sequence to another device: what is cached there is taken, the other blocks are copied
+ * and findable there from then on, and here it is closed. Its id changes. All or none; OUT_OF_BLOCKS as in load. Waits
+ * for the streams: that of its last prepare here, and on the other device `stream`, an array as everywhere, or NULL. */
+PKV_API pkv_status pkv_sequence_migrate(pkv_cache *cache, pkv_sequence sequence, int32_t device_index,
+                                        pkv_stream stream, pkv_sequence *out);
 
 /* One JSON object about a sequence: lengths, blocks and who shares them, what closing it would free, why it is or is
  * not the next victim. Buffers as in pkv_cache_format_stats. */
@@ -619,7 +634,10 @@ typedef enum pkv_batch_table {
   PKV_INDPTR = 5,         /* int32 [num_sequences + 1] */
   PKV_INDICES = 6,        /* int32 [indptr of the end] */
   PKV_LAST_BLOCK_LEN = 7, /* int32 [num_sequences]; 0 for an empty sequence */
-  PKV_BLOCK_POINTERS = 8  /* int64 [num_blocks of the cache] */
+  PKV_BLOCK_POINTERS = 8, /* int64 [num_blocks of the cache] */
+  /* Of a part (pkv_batch_get_part), on the host: where its sequences and tokens stand in the whole prepare. */
+  PKV_SEQUENCE_PLACES = 9, /* int64 [num_sequences]; -1 for padding */
+  PKV_TOKEN_PLACES = 10    /* int64 [num_tokens]; -1 for padding */
 } pkv_batch_table;
 
 /* A table of the last prepare, on the host; release it with pkv_array_release. Its memory is refilled by the next
@@ -633,6 +651,11 @@ PKV_API pkv_status pkv_batch_get_device_table(const pkv_batch *batch, pkv_batch_
 /* The same on the device_index-th of several devices; without an index it is the first. */
 PKV_API pkv_status pkv_batch_get_shard_table(const pkv_batch *batch, pkv_batch_table table, int32_t device_index,
                                              pkv_array *out);
+
+/* With PKV_SHARD_SEQUENCES, the step of one device, as a batch of the cache's part: the sequences that are there, in the
+ * order of the prepare, padded as it is. All its tables are of them alone, and rows of tensors too; PKV_TOKEN_PLACES says
+ * which rows of the whole they are. The handle belongs to the batch; only the whole can be prepared and discarded. */
+PKV_API pkv_status pkv_batch_get_part(pkv_batch *batch, int32_t device_index, pkv_batch **out);
 
 typedef struct pkv_batch_info {
   size_t struct_size;

@@ -1,6 +1,6 @@
 #include "attention/attention.h"
 
-#include "api/abi.h"
+#include "api/parts.h"
 #include "backend/backend.h"
 
 using namespace pkv;
@@ -11,27 +11,28 @@ namespace {
 Status check_handles(const pkv_cache *cache, const pkv_batch *batch) {
   PKV_TRY(check_pointer("cache", cache));
   PKV_TRY(check_pointer("batch", batch));
-  if (batch->batch->cache() != cache->cache.get()) {
+  if (batch->batch->cache() != cache->cache.get() || batch->parts.size() != cache->parts.size()) {
     return fail(PKV_INVALID_ARGUMENT, "the batch belongs to another cache");
   }
   return PKV_OK;
 }
 
-// The device must have the layer, and the batch a step.
-Status check_step(const pkv_cache *cache, int32_t device_index, int32_t layer, const pkv_batch *batch) {
-  PKV_TRY(cache->cache->check_layer_on(device_index, layer));
-  return batch->batch->check_prepared();
+// Where the kernel runs: the device must have the layer, and the batch a step.
+Status find_step(const pkv_cache *cache, int32_t device_index, int32_t layer, const pkv_batch *batch, Place *out) {
+  PKV_TRY(find_place(cache, batch, device_index, out));
+  PKV_TRY(out->cache->check_layer_on(out->device_index, layer));
+  return out->batch->check_prepared();
 }
 
 // What gather and scatter are given, checked.
 Status find_rows(const pkv_cache *cache, int32_t device_index, int32_t layer, const pkv_batch *batch,
                  int64_t sequence_index, int64_t start, int64_t count, const pkv_tensor *k, const pkv_tensor *v,
-                 SequenceRows *out) {
+                 Place *out_place, SequenceRows *out) {
   PKV_TRY(check_handles(cache, batch));
-  PKV_TRY(check_step(cache, device_index, layer, batch));
+  PKV_TRY(find_step(cache, device_index, layer, batch, out_place));
   PKV_TRY(check_pointer("k", k));
   PKV_TRY(check_pointer("v", v));
-  return batch->batch->find_rows(sequence_index, start, count, device_index, out);
+  return out_place->batch->find_rows(sequence_index, start, count, out_place->device_index, out);
 }
 
 }  // namespace
@@ -46,11 +47,11 @@ pkv_status pkv_write_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch,
     if (options != nullptr) PKV_TRY(read_struct("options", options, &given));
     pkv_rope rope = {};
     if (given.rope != nullptr) PKV_TRY(read_struct("rope", given.rope, &rope));
-    PKV_TRY(check_step(cache, given.device_index, layer, batch));
-    const Cache &target = *cache->cache;
-    return write_kv(target.shard(given.device_index).backend, target.describe_kv(layer, given.device_index),
-                    batch->batch->tables(given.device_index), *k, *v, given.rope == nullptr ? nullptr : &rope,
-                    given.stream);
+    Place place = {};
+    PKV_TRY(find_step(cache, given.device_index, layer, batch, &place));
+    const int32_t device = place.device_index;
+    return write_kv(place.cache->shard(device).backend, place.cache->describe_kv(layer, device),
+                    place.batch->tables(device), *k, *v, given.rope == nullptr ? nullptr : &rope, given.stream);
   });
 }
 
@@ -63,9 +64,10 @@ pkv_status pkv_gather_shard_kv(pkv_cache *cache, int32_t device_index, int32_t l
                                int64_t sequence_index, int64_t start, int64_t count, const pkv_tensor *k,
                                const pkv_tensor *v, pkv_stream stream) {
   return guarded([&]() -> Status {
+    Place place = {};
     SequenceRows rows = {};
-    PKV_TRY(find_rows(cache, device_index, layer, batch, sequence_index, start, count, k, v, &rows));
-    return gather_kv(cache->cache->shard(device_index).backend, cache->cache->describe_kv(layer, device_index), rows,
+    PKV_TRY(find_rows(cache, device_index, layer, batch, sequence_index, start, count, k, v, &place, &rows));
+    return gather_kv(place.cache->shard(place.device_index).backend, place.cache->describe_kv(layer, place.device_index), rows,
                      count, *k, *v, stream);
   });
 }
@@ -79,9 +81,10 @@ pkv_status pkv_scatter_shard_kv(pkv_cache *cache, int32_t device_index, int32_t 
                                 int64_t sequence_index, int64_t start, int64_t count, const pkv_tensor *k,
                                 const pkv_tensor *v, pkv_stream stream) {
   return guarded([&]() -> Status {
+    Place place = {};
     SequenceRows rows = {};
-    PKV_TRY(find_rows(cache, device_index, layer, batch, sequence_index, start, count, k, v, &rows));
-    return scatter_kv(cache->cache->shard(device_index).backend, cache->cache->describe_kv(layer, device_index), rows,
+    PKV_TRY(find_rows(cache, device_index, layer, batch, sequence_index, start, count, k, v, &place, &rows));
+    return scatter_kv(place.cache->shard(place.device_index).backend, place.cache->describe_kv(layer, place.device_index), rows,
                       count, *k, *v, stream);
   });
 }
@@ -94,11 +97,11 @@ pkv_status pkv_attend(pkv_cache *cache, int32_t layer, const pkv_batch *batch, c
     PKV_TRY(check_pointer("out", out));
     pkv_attend_options given = {};
     if (options != nullptr) PKV_TRY(read_struct("options", options, &given));
-    PKV_TRY(check_step(cache, given.device_index, layer, batch));
-    const Cache &target = *cache->cache;
-    return attend(target.shard(given.device_index).backend, target.describe_kv(layer, given.device_index),
-                  batch->batch->tables(given.device_index), batch->batch->workspace(given.device_index), *q, *out,
-                  given);
+    Place place = {};
+    PKV_TRY(find_step(cache, given.device_index, layer, batch, &place));
+    const int32_t device = place.device_index;
+    return attend(place.cache->shard(device).backend, place.cache->describe_kv(layer, device),
+                  place.batch->tables(device), place.batch->workspace(device), *q, *out, given);
   });
 }
 

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "api/parts.h"
 #include "api/traced.h"
 #include "attention/attention.h"
 #include "backend/backend.h"
@@ -50,7 +51,7 @@ Status check_eviction(pkv_eviction eviction) {
 
 // The devices of a cache, one or several of a kind.
 Status open_devices(const pkv_cache_options &options, CacheOptions *out) {
-  if (options.shard < PKV_SHARD_NONE || options.shard > PKV_SHARD_LAYERS) {
+  if (options.shard < PKV_SHARD_NONE || options.shard > PKV_SHARD_SEQUENCES) {
     return fail(PKV_INVALID_ARGUMENT, "shard is %d, unknown", static_cast<int>(options.shard));
   }
   out->shard = options.shard;
@@ -114,6 +115,24 @@ Status choose_num_blocks(const pkv_cache_options &options, uint64_t block_bytes,
   return PKV_OK;
 }
 
+// A cache for each device, whose sequences have indices of their own.
+Status create_parts(const CacheOptions &options, pkv_cache *handle) {
+  for (size_t i = 0; i < options.devices.size(); ++i) {
+    CacheOptions own = options;
+    own.devices = {options.devices[i]};
+    own.shard = PKV_SHARD_NONE;
+    own.first_index = static_cast<uint32_t>(i) << kPartShift;
+    own.num_indices = uint32_t{1} << kPartShift;
+    auto part = std::make_unique<pkv_cache>();
+    part->description = handle->description;
+    part->is_part = true;
+    PKV_TRY(Cache::create(own, {{options.layout}}, &part->cache));
+    handle->parts.push_back(std::move(part));
+  }
+  handle->cache = handle->parts[0]->cache;
+  return PKV_OK;
+}
+
 // What sequences do beyond the plain: a window, hits inside a block, shifts.
 Status read_sequence_options(const pkv_cache_options &given, CacheOptions *out) {
   if (given.window < 0) return fail(PKV_INVALID_ARGUMENT, "window is %" PRId64 ", negative", given.window);
@@ -131,6 +150,14 @@ Status read_sequence_options(const pkv_cache_options &given, CacheOptions *out) 
     return fail(PKV_UNSUPPORTED, "rope has cos_sin: a cache rotates by base alone, at any distance");
   }
   return read_rope(rope, out->layout.describe_kv(0).head_dim, &out->rope);
+}
+
+void read_stats(const pkv_cache *cache, pkv_cache_stats *out) {
+  if (cache->parts.empty()) {
+    cache->cache->get_stats(out);
+  } else {
+    sum_stats(cache, out);
+  }
 }
 
 }  // namespace
@@ -196,25 +223,48 @@ pkv_status pkv_cache_create(const pkv_cache_options *options, pkv_cache **out) {
       num_blocks = i == 0 ? fitting : std::min(num_blocks, fitting);
     }
     cache_options.pool = {0, num_blocks, given.memory, given.memory_bytes};
-    auto handle = std::make_unique<pkv_cache>();
-    PKV_TRY(Cache::create(cache_options, plans, &handle->cache));
     description.options = given;
     description.options.prefix_caching = cache_options.prefix_caching ? PKV_ON : PKV_OFF;
     description.block_size = cache_options.layout.block_size();
+    auto handle = std::make_unique<pkv_cache>();
     handle->description = description;
+    if (cache_options.shard == PKV_SHARD_SEQUENCES) {
+      PKV_TRY(create_parts(cache_options, handle.get()));
+    } else {
+      PKV_TRY(Cache::create(cache_options, plans, &handle->cache));
+    }
     *out = handle.release();
     return PKV_OK;
   });
 }
 
-void pkv_cache_destroy(pkv_cache *cache) { delete cache; }
+void pkv_cache_destroy(pkv_cache *cache) {
+  if (cache != nullptr && !cache->is_part) delete cache;
+}
+
+pkv_status pkv_cache_get_part(pkv_cache *cache, int32_t device_index, pkv_cache **out) {
+  return guarded([&]() -> Status {
+    PKV_TRY(check_cache(cache));
+    PKV_TRY(check_pointer("out", out));
+    if (cache->parts.empty()) {
+      return fail(PKV_UNSUPPORTED, "the cache's sequences are not shared out over devices: it has no parts");
+    }
+    if (device_index < 0 || static_cast<size_t>(device_index) >= cache->parts.size()) {
+      return fail(PKV_INVALID_ARGUMENT, "device_index is %d, but the cache has %zu devices", device_index,
+                  cache->parts.size());
+    }
+    *out = cache->parts[static_cast<size_t>(device_index)].get();
+    return PKV_OK;
+  });
+}
 
 pkv_status pkv_cache_set_kv_scales(pkv_cache *cache, int32_t layer, const float *k_scale, const float *v_scale) {
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
     PKV_TRY(check_pointer("k_scale", k_scale));
     PKV_TRY(check_pointer("v_scale", v_scale));
-    return cache->cache->set_kv_scales(layer, k_scale, v_scale);
+    for (const auto &part : cache->parts) PKV_TRY(part->cache->set_kv_scales(layer, k_scale, v_scale));
+    return cache->parts.empty() ? cache->cache->set_kv_scales(layer, k_scale, v_scale) : PKV_OK;
   });
 }
 
@@ -222,6 +272,16 @@ pkv_status pkv_cache_evict(pkv_cache *cache, int64_t n, int64_t *out_evicted) {
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
     int64_t evicted = 0;
+    if (!cache->parts.empty()) {
+      if (n >= 0) PKV_TRY(check_whole(cache, "pkv_cache_evict with n"));
+      for (const auto &part : cache->parts) {
+        int64_t own = 0;
+        PKV_TRY(pkv_cache_evict(part.get(), n, &own));
+        evicted += own;
+      }
+      if (out_evicted != nullptr) *out_evicted = evicted;
+      return PKV_OK;
+    }
     PKV_TRY(traced(*cache->cache, TraceCall::kEvict, cache->cache->evict(n, &evicted), n, result_of(evicted)));
     if (out_evicted != nullptr) *out_evicted = evicted;
     return PKV_OK;
@@ -231,8 +291,17 @@ pkv_status pkv_cache_evict(pkv_cache *cache, int64_t n, int64_t *out_evicted) {
 pkv_status pkv_cache_zero_uncached(pkv_cache *cache, pkv_stream stream, int64_t *out_count) {
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
-    cache->cache->adopt_streams(&stream);
     int64_t count = 0;
+    if (!cache->parts.empty()) {
+      for (size_t i = 0; i < cache->parts.size(); ++i) {
+        int64_t own = 0;
+        PKV_TRY(pkv_cache_zero_uncached(cache->parts[i].get(), stream_of_part(stream, i), &own));
+        count += own;
+      }
+      if (out_count != nullptr) *out_count = count;
+      return PKV_OK;
+    }
+    cache->cache->adopt_streams(&stream);
     PKV_TRY(traced(*cache->cache, TraceCall::kZeroUncached, cache->cache->zero_uncached(stream, &count),
                    result_of(count)));
     if (out_count != nullptr) *out_count = count;
@@ -243,6 +312,11 @@ pkv_status pkv_cache_zero_uncached(pkv_cache *cache, pkv_stream stream, int64_t 
 pkv_status pkv_cache_reset(pkv_cache *cache) {
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
+    for (const auto &part : cache->parts) {
+      if (part->cache->num_open() > 0) return part->cache->reset();  // refuses
+    }
+    for (const auto &part : cache->parts) PKV_TRY(pkv_cache_reset(part.get()));
+    if (!cache->parts.empty()) return PKV_OK;
     return traced(*cache->cache, TraceCall::kReset, cache->cache->reset());
   });
 }
@@ -252,7 +326,7 @@ pkv_status pkv_cache_get_stats(const pkv_cache *cache, pkv_cache_stats *out) {
     PKV_TRY(check_cache(cache));
     PKV_TRY(check_struct("out", out));
     pkv_cache_stats stats = {};
-    cache->cache->get_stats(&stats);
+    read_stats(cache, &stats);
     write_struct(stats, out);
     report_trace_failure(*cache->cache);
     return PKV_OK;
@@ -268,11 +342,13 @@ pkv_status pkv_cache_format_stats(const pkv_cache *cache, pkv_stats_format forma
         return fail(PKV_INVALID_ARGUMENT, "format is %d, unknown", static_cast<int>(format));
       }
       pkv_cache_stats stats = {};
-      cache->cache->get_stats(&stats);
+      read_stats(cache, &stats);
       if (format == PKV_STATS_JSON) {
         format_stats_json(stats, text);
       } else {
-        format_stats_prometheus(stats, cache->cache->reuse_distance_sum(), text);
+        int64_t distances = cache->parts.empty() ? cache->cache->reuse_distance_sum() : 0;
+        for (const auto &part : cache->parts) distances += part->cache->reuse_distance_sum();
+        format_stats_prometheus(stats, distances, text);
       }
       return PKV_OK;
     }));
@@ -284,7 +360,8 @@ pkv_status pkv_cache_format_stats(const pkv_cache *cache, pkv_stats_format forma
 pkv_status pkv_cache_check(const pkv_cache *cache) {
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
-    return cache->cache->check();
+    for (const auto &part : cache->parts) PKV_TRY(part->cache->check());
+    return cache->parts.empty() ? cache->cache->check() : PKV_OK;
   });
 }
 
@@ -292,6 +369,7 @@ pkv_status pkv_cache_explain(const pkv_cache *cache, int32_t block, char *buffer
                              size_t *out_length) {
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
+    PKV_TRY(check_whole(cache, "pkv_cache_explain"));
     return write_text(buffer, capacity, out_length,
                       [&](std::string *text) { return cache->cache->explain(block, text); });
   });
@@ -301,6 +379,7 @@ pkv_status pkv_cache_block_ptr(const pkv_cache *cache, int32_t block, void **out
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
     PKV_TRY(check_pointer("out", out));
+    PKV_TRY(check_whole(cache, "pkv_cache_block_ptr"));
     return cache->cache->pool().block_ptr(block, out);
   });
 }
@@ -309,14 +388,26 @@ pkv_status pkv_cache_get_shard(const pkv_cache *cache, int32_t device_index, pkv
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
     PKV_TRY(check_struct("out", out));
-    PKV_TRY(cache->cache->check_device(device_index));
-    const Shard &shard = cache->cache->shard(device_index);
+    int32_t num_devices = cache->cache->num_devices();
+    pkv_shard kind = cache->cache->shard_kind();
+    int32_t own_index = device_index;
+    const Cache *target = cache->cache.get();
+    if (!cache->parts.empty()) {
+      pkv_cache *part = nullptr;
+      PKV_TRY(pkv_cache_get_part(const_cast<pkv_cache *>(cache), device_index, &part));
+      target = part->cache.get();
+      num_devices = static_cast<int32_t>(cache->parts.size());
+      kind = PKV_SHARD_SEQUENCES;
+      own_index = 0;
+    }
+    PKV_TRY(target->check_device(own_index));
+    const Shard &shard = target->shard(own_index);
     pkv_shard_info info = {};
     std::strncpy(info.device, shard.backend->device(), sizeof info.device - 1);
     info.base = shard.pool->base();
     info.block_bytes = shard.plan.layout.block_bytes();
-    info.num_devices = cache->cache->num_devices();
-    info.shard = cache->cache->shard_kind();
+    info.num_devices = num_devices;
+    info.shard = kind;
     info.first_layer = shard.plan.first_layer;
     info.num_layers = shard.plan.layout.num_layers();
     info.first_kv_head = shard.plan.first_kv_head;
@@ -333,6 +424,7 @@ pkv_status pkv_cache_victims(const pkv_cache *cache, int64_t n, pkv_sequence *ou
     PKV_TRY(check_pointer("out_count", out_count));
     if (capacity < 0) return fail(PKV_INVALID_ARGUMENT, "capacity is %" PRId64 ", negative", capacity);
     PKV_TRY(check_array("out_sequences", out_sequences, capacity));
+    PKV_TRY(check_whole(cache, "pkv_cache_victims"));
     return cache->cache->find_victims(n, out_sequences, capacity, out_count);
   });
 }

@@ -1,5 +1,6 @@
 #include <cinttypes>
 
+#include "api/parts.h"
 #include "api/traced.h"
 #include "base/public_hash.h"
 
@@ -21,10 +22,10 @@ Status read_io(const pkv_snapshot_io *io, bool writes, pkv_snapshot_io *out) {
 pkv_status pkv_sequence_save(pkv_cache *cache, pkv_sequence sequence, const pkv_snapshot_io *io, pkv_stream stream) {
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
-    cache->cache->adopt_streams(&stream);
+    adopt_stream(cache, sequence, &stream);
     pkv_snapshot_io given;
     PKV_TRY(read_io(io, true, &given));
-    return cache->cache->save_sequence(sequence, given, stream);
+    return owner_of(cache, sequence).save_sequence(sequence, given, stream);
   });
 }
 
@@ -32,20 +33,27 @@ pkv_status pkv_sequence_load(pkv_cache *cache, const pkv_snapshot_io *io, const 
                              pkv_stream stream, pkv_sequence *out) {
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
-    cache->cache->adopt_streams(&stream);
+    const size_t part = find_emptiest_part(cache);
+    if (cache->parts.empty()) {
+      cache->cache->adopt_streams(&stream);
+    } else {
+      stream = stream_of_part(stream, part);
+    }
     PKV_TRY(check_pointer("out", out));
     pkv_snapshot_io given;
     PKV_TRY(read_io(io, false, &given));
     pkv_open_options given_options;
     if (options != nullptr) PKV_TRY(read_struct("options", options, &given_options));
-    return traced(*cache->cache, TraceCall::kLoad,
-                  cache->cache->load_sequence(given, options != nullptr ? &given_options : nullptr, stream, out));
+    const pkv_cache *target = cache->parts.empty() ? cache : cache->parts[part].get();
+    return traced(*target->cache, TraceCall::kLoad,
+                  target->cache->load_sequence(given, options != nullptr ? &given_options : nullptr, stream, out));
   });
 }
 
 pkv_status pkv_prefix_save(pkv_cache *cache, const pkv_snapshot_io *io, pkv_stream stream) {
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
+    PKV_TRY(check_whole(cache, "pkv_prefix_save"));
     cache->cache->adopt_streams(&stream);
     pkv_snapshot_io given;
     PKV_TRY(read_io(io, true, &given));
@@ -56,6 +64,7 @@ pkv_status pkv_prefix_save(pkv_cache *cache, const pkv_snapshot_io *io, pkv_stre
 pkv_status pkv_prefix_load(pkv_cache *cache, const pkv_snapshot_io *io, pkv_stream stream, int64_t *out_num_blocks) {
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
+    PKV_TRY(check_whole(cache, "pkv_prefix_load"));
     cache->cache->adopt_streams(&stream);
     pkv_snapshot_io given;
     PKV_TRY(read_io(io, false, &given));

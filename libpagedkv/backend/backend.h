@@ -70,6 +70,8 @@ class Backend {
   virtual uint64_t attend_workspace_bytes(int32_t head_dim) = 0;
 
   virtual Status copy_blocks(const CopyBlocksParams &params, pkv_stream stream) = 0;
+  // Copies blocks of another device here; done at return. Nothing queued on either device uses them.
+  virtual Status copy_from_peer(Backend *source, const PeerCopyParams &params) = 0;
   virtual Status move_rows(const MoveRowsParams &params, pkv_stream stream) = 0;
   virtual Status zero_blocks(const ZeroBlocksParams &params, pkv_stream stream) = 0;
   virtual Status write_kv(const WriteKvParams &params, pkv_stream stream) = 0;

@@ -105,7 +105,7 @@ Status Cache::run_moves(int64_t rotation, pkv_stream stream) {
 }
 
 Status Cache::accept(const pkv_sequence *ids, const int64_t *num_drafts, const int64_t *num_kept, int64_t num_sequences,
-                     const int64_t *kept, int64_t num_kept_tokens, pkv_stream stream) {
+                     const int64_t *kept, int64_t num_kept_tokens, pkv_stream stream, Extent extent) {
   PKV_TRY(check_usable());
   PKV_TRY(find_all(ids, num_sequences));
   PKV_TRY(plan_accept(num_drafts, num_kept, num_sequences, kept, num_kept_tokens));
@@ -154,6 +154,7 @@ Status Cache::accept(const pkv_sequence *ids, const int64_t *num_drafts, const i
   if (static_cast<int64_t>(moves_.new_blocks.size()) < needed) moves_.new_blocks.resize(static_cast<size_t>(needed));
 
   PKV_TRY(plan_replaced_quotas());
+  if (extent == Extent::kChecks) return PKV_OK;
 
   evict_over_quota(quota_evictions_);
   blocks_.take(needed, moves_.new_blocks.data(), kNoNamespace);

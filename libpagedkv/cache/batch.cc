@@ -60,6 +60,10 @@ Batch::Batch(std::shared_ptr<Cache> cache, const BatchOptions &options)
     if (columns > 0 && !checked_multiply(options.max_sequences, columns, &num_indices)) throw std::bad_alloc();
     indices_ = SharedArray<int32_t>(num_indices);
   }
+  if (options.has_places) {
+    sequence_places_ = SharedArray<int64_t>(options.max_sequences);
+    token_places_ = SharedArray<int64_t>(options.max_tokens);
+  }
   if ((options.formats & PKV_FORMAT_POINTERS) != 0) {
     for (int32_t device = 0; device < cache_->num_devices(); ++device) {
       SharedArray<int64_t> pointers(cache_->num_blocks());
@@ -152,8 +156,8 @@ Status Batch::check_bounds(const Step &step, const PrepareOptions &options, int6
   return PKV_OK;
 }
 
-Status Batch::prepare(const pkv_sequence *ids, const int64_t *counts, int64_t num_sequences, const int64_t *tokens,
-                      int64_t num_tokens, const PrepareOptions &options) {
+Status Batch::plan(const pkv_sequence *ids, const int64_t *counts, int64_t num_sequences, const int64_t *tokens,
+                   int64_t num_tokens, const PrepareOptions &options) {
   if (num_sequences > options_.max_sequences) {
     return fail(PKV_INVALID_ARGUMENT, "num_sequences is %" PRId64 ", but max_sequences is %" PRId64, num_sequences,
                 options_.max_sequences);
@@ -195,11 +199,17 @@ Status Batch::prepare(const pkv_sequence *ids, const int64_t *counts, int64_t nu
     changes_.reserve(static_cast<size_t>(num_blocks + num_old));
   }
   PKV_TRY(ensure_tables(padded_sequences, divide_up(longest, block_size_), has_csr() ? num_blocks : 0));
+  planned_sequences_ = padded_sequences;
+  planned_tokens_ = std::max(options.pad_tokens, planned_.num_tokens);
+  planned_query_len_ = options.max_query_len;
+  return PKV_OK;
+}
 
+Status Batch::apply(const int64_t *tokens) {
   PKV_TRY(cache_->apply_step(tokens, &planned_));
   std::swap(step_, planned_);
-  max_query_len_ = options.max_query_len;
-  fill_tables(padded_sequences, std::max(options.pad_tokens, step_.num_tokens));
+  max_query_len_ = planned_query_len_;
+  fill_tables(planned_sequences_, planned_tokens_);
   if (!devices_.empty()) {
     if (const Status status = upload_tables(); status != PKV_OK) return cache_->mark_failed(status);
   }
@@ -327,8 +337,9 @@ Status Batch::upload_tables() {
   return PKV_OK;
 }
 
-Status Batch::discard() {
-  PKV_TRY(cache_->discard_step(&step_));
+Status Batch::discard(Extent extent) {
+  PKV_TRY(cache_->discard_step(&step_, extent));
+  if (extent == Extent::kChecks) return PKV_OK;
   is_prepared_ = false;
   return PKV_OK;
 }

@@ -1,4 +1,6 @@
 // What a batch shows of its last step: the tables, on the host and on the device, and the counts.
+#include <algorithm>
+
 #include "cache/batch.h"
 
 namespace pkv {
@@ -25,6 +27,14 @@ void Batch::get_info(pkv_batch_info *out) const {
   out->generation = generation_;
 }
 
+void Batch::set_places(const int64_t *sequence_places, const int64_t *token_places) {
+  const int64_t num_items = static_cast<int64_t>(step_.items.size());
+  std::copy_n(sequence_places, num_items, sequence_places_.data());
+  std::copy_n(token_places, step_.num_tokens, token_places_.data());
+  std::fill(sequence_places_.data() + num_items, sequence_places_.data() + num_sequences_, -1);
+  std::fill(token_places_.data() + step_.num_tokens, token_places_.data() + num_tokens_, -1);
+}
+
 Status Batch::get_device_table(pkv_batch_table table, int32_t device_index, pkv_array *out) const {
   PKV_TRY(cache_->check_device(device_index));
   pkv_array array = {};
@@ -44,6 +54,8 @@ Status Batch::get_device_table(pkv_batch_table table, int32_t device_index, pkv_
       case PKV_INDICES: array.data = device.indices(); break;
       case PKV_LAST_BLOCK_LEN: array.data = device.last_block_len(); break;
       case PKV_BLOCK_POINTERS: array.data = device.block_pointers(); break;
+      case PKV_SEQUENCE_PLACES:
+      case PKV_TOKEN_PLACES: return fail(PKV_UNSUPPORTED, "places are on the host only");
     }
   } else if (table == PKV_BLOCK_POINTERS) {
     array.data = block_pointers_[static_cast<size_t>(device_index)].data();
@@ -83,6 +95,17 @@ Status Batch::get_table(pkv_batch_table table, pkv_array *out) const {
         return fail(PKV_UNSUPPORTED, "the batch was created without the format pointers");
       }
       export_vector(block_pointers_[0], cache_->num_blocks(), out);
+      return PKV_OK;
+    case PKV_SEQUENCE_PLACES:
+    case PKV_TOKEN_PLACES:
+      if (!options_.has_places) {
+        return fail(PKV_UNSUPPORTED, "the batch is whole: only the part of one, pkv_batch_get_part, has places in it");
+      }
+      if (table == PKV_SEQUENCE_PLACES) {
+        export_vector(sequence_places_, num_sequences_, out);
+      } else {
+        export_vector(token_places_, num_tokens_, out);
+      }
       return PKV_OK;
   }
   return fail(PKV_INVALID_ARGUMENT, "table is %d, unknown", static_cast<int>(table));

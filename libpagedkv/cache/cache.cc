@@ -24,6 +24,8 @@ Cache::Cache(const CacheOptions &options, std::vector<std::unique_ptr<Shard>> sh
       layout_(options.layout),
       block_math_(options.layout.block_size()),
       prefix_caching_(options.prefix_caching),
+      first_index_(options.first_index),
+      num_indices_(options.num_indices),
       // Never so short that the parent of the next block to be hashed is given back.
       window_(options.window == 0 ? 0 : std::max<int64_t>(options.window, options.layout.block_size() + 1)),
       first_releasable_(
@@ -182,7 +184,7 @@ Status Cache::find_victims(int64_t n, pkv_sequence *out, int64_t capacity, int64
                          gained);
   }
   for (size_t i = 0; i < num_chosen && static_cast<int64_t>(i) < capacity; ++i) {
-    out[i] = (static_cast<uint64_t>(sequences_[order[i]]->generation) << 32) | order[i];
+    out[i] = id_of(order[i]);
   }
   *out_count = static_cast<int64_t>(num_chosen);
   return PKV_OK;

@@ -10,6 +10,7 @@
 // prefix_tree.cc: snapshots. several_devices.cc: what each device holds, and streams of several. audit.cc, explain_sequence.cc: check and explain. record.cc: recording of calls.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -65,7 +66,13 @@ struct CacheOptions {
   int64_t event_capacity = 0;  // 0: no events
   pkv_shard shard = PKV_SHARD_NONE;
   std::vector<Backend *> devices;  // at least one; what holds the parts, pool.num_blocks each
+  uint32_t first_index = 0;        // of its sequences: where several caches stand behind one handle, each has its own
+  uint32_t num_indices = UINT32_MAX;
 };
+
+// How far a call goes: kChecks refuses what the whole would refuse and changes nothing that can be seen. Where several
+// caches stand behind one handle, a call is made on none before all have checked it.
+enum class Extent { kAll, kChecks };
 
 // One sequence's part of a step: what it was before, and what was done. Kept by the batch for discard().
 struct StepItem {
@@ -187,15 +194,18 @@ class Cache {
   // Many of them, all or none; arrays are [num_sequences], flat tokens [num_tokens]. options may be null;
   // out_num_cached too.
   Status open_many(const int64_t *tokens, int64_t num_tokens, const int64_t *counts, int64_t num_sequences,
-                   const pkv_open_options *options, pkv_sequence *out, int64_t *out_num_cached);
-  Status fork_many(const pkv_sequence *ids, const int64_t *lengths, int64_t num_sequences, pkv_sequence *out);
+                   const pkv_open_options *options, pkv_sequence *out, int64_t *out_num_cached,
+                   Extent extent = Extent::kAll);
+  Status fork_many(const pkv_sequence *ids, const int64_t *lengths, int64_t num_sequences, pkv_sequence *out,
+                   Extent extent = Extent::kAll);
   Status commit_many(const pkv_sequence *ids, const int64_t *counts, int64_t num_sequences, const int64_t *tokens,
-                     int64_t num_tokens);
-  Status truncate_many(const pkv_sequence *ids, const int64_t *lengths, int64_t num_sequences);
-  Status close_many(const pkv_sequence *ids, int64_t num_sequences, pkv_stream stream);
-  Status reorder(const pkv_sequence *ids, const int64_t *sources, int64_t num_sequences);
+                     int64_t num_tokens, Extent extent = Extent::kAll);
+  Status truncate_many(const pkv_sequence *ids, const int64_t *lengths, int64_t num_sequences,
+                       Extent extent = Extent::kAll);
+  Status close_many(const pkv_sequence *ids, int64_t num_sequences, pkv_stream stream, Extent extent = Extent::kAll);
+  Status reorder(const pkv_sequence *ids, const int64_t *sources, int64_t num_sequences, Extent extent = Extent::kAll);
   Status accept(const pkv_sequence *ids, const int64_t *num_drafts, const int64_t *num_kept, int64_t num_sequences,
-                const int64_t *kept, int64_t num_kept_tokens, pkv_stream stream);
+                const int64_t *kept, int64_t num_kept_tokens, pkv_stream stream, Extent extent = Extent::kAll);
 
   Status get_info(pkv_sequence id, pkv_sequence_info *out) const;  // all but struct_size
   Status get_blocks(pkv_sequence id, pkv_array *out) const;
@@ -217,13 +227,17 @@ class Cache {
   Status plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t num_sequences, const int64_t *tokens,
                    int64_t num_tokens, Step *step);
   Status apply_step(const int64_t *tokens, Step *step);
-  Status discard_step(Step *step);
+  Status discard_step(Step *step, Extent extent = Extent::kAll);
   // Snapshots. stream: PKV_STREAM_OF_SEQUENCE for save_sequence only. options: null for what was saved.
   Status save_sequence(pkv_sequence id, const pkv_snapshot_io &io, pkv_stream stream);
   Status load_sequence(const pkv_snapshot_io &io, const pkv_open_options *options, pkv_stream stream,
                        pkv_sequence *out);
   Status save_prefixes(const pkv_snapshot_io &io, pkv_stream stream);
   Status load_prefixes(const pkv_snapshot_io &io, pkv_stream stream, int64_t *out_num_blocks);
+
+  // Takes a sequence over from another cache of the same layout, on another device of the same kind; there it is closed.
+  // What is cached here is taken in place of a copy. The streams are waited for; those of the sequence, PKV_STREAM_OF_SEQUENCE.
+  Status take_over(Cache *other, pkv_sequence id, pkv_stream other_stream, pkv_stream stream, pkv_sequence *out);
 
   // The cache is unusable from now on; returns status.
   Status mark_failed(Status status);
@@ -238,6 +252,9 @@ class Cache {
   Status explain_sequence(pkv_sequence id, std::string *out) const;
   void get_stats(pkv_cache_stats *out) const;  // all but struct_size; any thread
   int64_t reuse_distance_sum() const { return blocks_.reuse_distance_sum(); }  // any thread
+
+  int64_t num_available() const { return blocks_.num_available(); }
+  int64_t num_open() const { return num_open_; }
 
   // One thread at a time, whatever mutates the cache. UNSUPPORTED without event_capacity.
   Status read_events(pkv_event *out, int64_t capacity, int64_t *out_count) const;
@@ -288,6 +305,11 @@ class Cache {
   static Status check_prompt(const int64_t *tokens, int64_t num_tokens);
   Status check_usable() const;  // DEVICE_ERROR once the cache has failed
   Status find_all(const pkv_sequence *ids, int64_t num_sequences);  // into found_; each once
+  // Ids: index and generation.
+  uint32_t index_of(pkv_sequence id) const { return static_cast<uint32_t>(id) - first_index_; }
+  pkv_sequence id_of(uint32_t index) const {
+    return static_cast<uint64_t>(sequences_[index]->generation) << 32 | (first_index_ + index);
+  }
   Status make_records(int64_t count);  // closed ones, as many at least
   Sequence *closed_record(int64_t i, pkv_sequence *out_id) const;  // the i-th that will be opened
   // Room for so many blocks. Throws std::bad_alloc; else only the capacity changes.
@@ -399,6 +421,10 @@ class Cache {
   void plan_tree(const std::vector<ReblockedNode> &nodes, const std::vector<int64_t> &tokens,
                  std::vector<TreeBlock> *out);
   Status check_tree_quotas(const std::vector<TreeBlock> &tree);
+  Status describe_sequence(const Sequence &sequence, Snapshot *out) const;
+  using FillBlocks = std::function<Status(const int32_t *blocks, int64_t first, int64_t count)>;
+  Status restore_sequence(const Snapshot &snapshot, const pkv_open_options *options, pkv_stream stream,
+                          const FillBlocks &fill, pkv_sequence *out);
   Status upload_block(int32_t block, const std::vector<char> &bytes);
   Status download_block(int32_t block, pkv_stream stream, std::vector<char> *out);
   Status wait(pkv_stream stream) const;
@@ -418,6 +444,8 @@ class Cache {
   const Layout layout_;
   const BlockMath block_math_;
   const bool prefix_caching_;
+  const uint32_t first_index_;      // of the sequences, in their ids
+  const uint32_t num_indices_;      // most that may be open
   const int64_t window_;            // 0: none
   const int32_t first_releasable_;  // table entries below it hold sinks
   const RopeParams rope_;

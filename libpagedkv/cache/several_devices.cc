@@ -1,7 +1,10 @@
 // What a cache does on each of its devices, one or several.
 #include <cinttypes>
 
+#include <vector>
+
 #include "cache/cache.h"
+#include "cache/snapshot.h"
 
 namespace pkv {
 
@@ -31,6 +34,27 @@ Status Cache::check_not_capturing(pkv_stream stream) const {
 Status Cache::wait(pkv_stream stream) const {
   for (int32_t i = 0; i < num_devices(); ++i) PKV_TRY(shard(i).backend->wait(stream_of(stream, i)));
   return PKV_OK;
+}
+
+Status Cache::take_over(Cache *other, pkv_sequence id, pkv_stream other_stream, pkv_stream stream, pkv_sequence *out) {
+  PKV_TRY(check_usable());
+  PKV_TRY(other->check_usable());
+  Sequence *sequence = nullptr;
+  PKV_TRY(other->find(id, &sequence));
+  if (other_stream == PKV_STREAM_OF_SEQUENCE) other_stream = sequence->stream;
+  PKV_TRY(other->check_not_capturing(other_stream));
+  PKV_TRY(check_not_capturing(stream));
+  Snapshot snapshot;
+  PKV_TRY(other->describe_sequence(*sequence, &snapshot));
+  const auto fill = [&](const int32_t *blocks, int64_t first, int64_t count) {
+    const Shard &to = shard(0), &from = other->shard(0);
+    const PeerCopyParams params = {from.pool->base(), to.pool->base(), to.plan.layout.block_bytes(),
+                                   sequence->table.data() + first, blocks, count};
+    return to.backend->copy_from_peer(from.backend, params);
+  };
+  PKV_TRY(other->wait(other_stream));
+  PKV_TRY(restore_sequence(snapshot, nullptr, stream, fill, out));
+  return other->close(id, other_stream);
 }
 
 }  // namespace pkv

@@ -10,6 +10,10 @@ Status plan_shards(const Layout &whole, pkv_shard kind, int32_t num_devices, std
   const int32_t num_layers = whole.num_layers(), num_kv_heads = whole.num_kv_heads();
   out->clear();
   out->resize(static_cast<size_t>(num_devices));
+  if (kind == PKV_SHARD_SEQUENCES) {
+    for (ShardPlan &plan : *out) plan.layout = whole;
+    return PKV_OK;
+  }
   if (kind == PKV_SHARD_NONE) {
     if (num_devices > 1) {
       return fail(PKV_INVALID_ARGUMENT, "num_devices is %d, but shard does not say what each of them holds", num_devices);

@@ -46,6 +46,25 @@ Status Cache::load_sequence(const pkv_snapshot_io &io, const pkv_open_options *o
   SnapshotSource source(io);
   PKV_TRY(read_snapshot(kSnapshotSequence, layout_, &source, &snapshot));
   PKV_TRY(check_scales(snapshot));
+  std::vector<char> block_memory(layout_.block_bytes());
+  part_.reserve(layout_.block_bytes());
+  const auto fill = [&](const int32_t *blocks, int64_t first, int64_t count) -> Status {
+    for (int64_t i = first; i < first + count; ++i) {
+      const int64_t start = i * layout_.block_size();
+      const int64_t num_rows = std::min<int64_t>(layout_.block_size(), snapshot.length - start);
+      const int64_t last = (start + num_rows - 1) / snapshot.block_size;
+      fill_block(snapshot, layout_, last, last, start, num_rows, block_memory.data());
+      PKV_TRY(upload_block(blocks[i - first], block_memory));
+    }
+    return PKV_OK;
+  };
+  return restore_sequence(snapshot, options, stream, fill, out);
+}
+
+// Opens a sequence with the tokens of a snapshot. fill(blocks, first, count) gives table entries [first, first + count),
+// now these blocks, their K and V.
+Status Cache::restore_sequence(const Snapshot &snapshot, const pkv_open_options *options, pkv_stream stream,
+                               const FillBlocks &fill, pkv_sequence *out) {
   pkv_open_options saved = {};
   if (options == nullptr) {
     saved.namespace_id = snapshot.namespace_id;
@@ -70,8 +89,6 @@ Status Cache::load_sequence(const pkv_snapshot_io &io, const pkv_open_options *o
   for (const int32_t block : matched_) num_protected += blocks_.is_cached(block);
   PKV_TRY(check_room(num_total, num_total - num_hit, num_protected));
   ensure_table(sequence, num_total);
-  std::vector<char> block_memory(layout_.block_bytes());
-  part_.reserve(layout_.block_bytes());
   if (blocks_.namespaces().has_quotas()) {
     quota_evictions_.clear();
     // Cached ones will be held, as new ones are; but they are counted already.
@@ -107,10 +124,9 @@ Status Cache::load_sequence(const pkv_snapshot_io &io, const pkv_open_options *o
     const int32_t block = sequence->table[i];
     const int64_t start = i * block_size, count = std::min<int64_t>(block_size, snapshot.length - start);
     std::memcpy(blocks_.tokens(block), snapshot.tokens.data() + start, sizeof(int64_t) * static_cast<size_t>(count));
-    const int64_t last = (start + count - 1) / snapshot.block_size;
-    fill_block(snapshot, layout_, last, last, start, count, block_memory.data());
-    if (const Status status = upload_block(block, block_memory); status != PKV_OK) return mark_failed(status);
   }
+  const Status filled = fill(sequence->table.data() + num_hit, num_hit, num_total - num_hit);
+  if (filled != PKV_OK) return mark_failed(filled);
   settle(sequence, 0, nullptr);
   *out = id;
   finish_call(sequence);

@@ -59,14 +59,11 @@ Status Cache::download_block(int32_t block, pkv_stream stream, std::vector<char>
   return PKV_OK;
 }
 
-Status Cache::save_sequence(pkv_sequence id, const pkv_snapshot_io &io, pkv_stream stream) {
-  PKV_TRY(check_usable());
-  Sequence *sequence = nullptr;
-  PKV_TRY(find(id, &sequence));
-  if (stream == PKV_STREAM_OF_SEQUENCE) stream = sequence->stream;
-  PKV_TRY(check_snapshot_stream(stream));
+// A sequence, but for K and V. UNSUPPORTED where those are not whole or not exact.
+Status Cache::describe_sequence(const Sequence &described, Snapshot *out) const {
+  const Sequence *sequence = &described;
+  Snapshot &snapshot = *out;
   const int32_t block_size = layout_.block_size();
-  Snapshot snapshot;
   snapshot.kind = kSnapshotSequence;
   snapshot.block_size = block_size;
   snapshot.namespace_id = sequence->chain.first.id;
@@ -93,6 +90,17 @@ Status Cache::save_sequence(pkv_sequence id, const pkv_snapshot_io &io, pkv_stre
     const int64_t *row = blocks_.tokens(block);
     std::copy(row, row + snapshot.count_rows(start / block_size), snapshot.tokens.data() + start);
   }
+  return PKV_OK;
+}
+
+Status Cache::save_sequence(pkv_sequence id, const pkv_snapshot_io &io, pkv_stream stream) {
+  PKV_TRY(check_usable());
+  Sequence *sequence = nullptr;
+  PKV_TRY(find(id, &sequence));
+  if (stream == PKV_STREAM_OF_SEQUENCE) stream = sequence->stream;
+  PKV_TRY(check_snapshot_stream(stream));
+  Snapshot snapshot;
+  PKV_TRY(describe_sequence(*sequence, &snapshot));
   snapshot.has_scales = has_static_scales(layout_);
   PKV_TRY(read_scales(&snapshot.scales));
   SnapshotSink sink(io);

@@ -296,7 +296,7 @@ Status Cache::append(pkv_sequence id, const int64_t *tokens, int64_t count, pkv_
   return apply_step(tokens, &single_);
 }
 
-Status Cache::discard_step(Step *step) {
+Status Cache::discard_step(Step *step, Extent extent) {
   PKV_TRY(check_usable());
   if (step->serial == 0) return fail(PKV_INVALID_ARGUMENT, "the batch has no prepared step to discard");
   const int32_t block_size = layout_.block_size();
@@ -343,6 +343,7 @@ Status Cache::discard_step(Step *step) {
   }
   count_holds(false);
   PKV_TRY(status);
+  if (extent == Extent::kChecks) return PKV_OK;
 
   for (const HashedBlock &hashed : step->hashed_blocks) {
     if (is_still_hashed(hashed)) blocks_.drop_hash(hashed.block);

@@ -10,7 +10,7 @@ from pagedkv._arrays cimport as_double, as_int32, as_int64, as_positive, as_stre
 from pagedkv._batch cimport Batch
 from pagedkv._cache cimport Cache
 from pagedkv._devices cimport find_shard
-from pagedkv._errors import BusyError, InvalidArgumentError
+from pagedkv._errors import InvalidArgumentError
 from pagedkv._errors cimport check
 from pagedkv._tensors cimport DEVICE_CUDA, DEVICE_HOST, TensorView, as_tensor
 from pagedkv.abi cimport (
@@ -44,9 +44,7 @@ cdef int enter_kernel(Cache cache, object batch) except -1:
     (<Batch> batch).require_open()
     if (<Batch> batch)._cache is not cache:
         raise InvalidArgumentError("batch belongs to another cache")
-    if (<Batch> batch)._is_preparing:
-        raise BusyError("the batch is being prepared by another thread")
-    return 0
+    return (<Batch> batch).require_still()
 
 
 cdef class Rope:
@@ -88,7 +86,8 @@ cdef int write_kv(Cache cache, object layer, object batch, object k, object v, o
     cdef int32_t index = as_int32(layer, "layer")
     cdef TensorView keys, values, table = None
     cdef pkv_dtype byte_dtype
-    cdef Batch step
+    cdef Batch step, root_step
+    cdef Cache root
     enter_kernel(cache, batch)
     memset(&options, 0, sizeof(options))
     options.struct_size = sizeof(options)
@@ -108,12 +107,13 @@ cdef int write_kv(Cache cache, object layer, object batch, object k, object v, o
     options.device_index = find_shard(cache, shard, index, keys, "k")
     enter_kernel(cache, batch)  # again: reading arrays may have run Python code
     step = <Batch> batch
-    cache._num_kernels += 1
-    step._num_kernels += 1
+    root, root_step = cache.root(), step.root()
+    root._num_kernels += 1
+    root_step._num_kernels += 1
     with nogil:
         status = pkv_write_kv(cache._cache, index, step._batch, &keys.tensor, &values.tensor, &options)
-    cache._num_kernels -= 1
-    step._num_kernels -= 1
+    root._num_kernels -= 1
+    root_step._num_kernels -= 1
     return check(status)
 
 
@@ -155,7 +155,8 @@ cdef object move_rows(Cache cache, object layer, object batch, object index, obj
     cdef int64_t place = as_int64(index, "index"), first = as_int64(start, "start"), num_rows = 0
     cdef TensorView keys, values
     cdef pkv_dtype byte_dtype
-    cdef Batch step
+    cdef Batch step, root_step
+    cdef Cache root
     enter_kernel(cache, batch)
     as_stream(stream, &handle)
     if is_gathered:
@@ -184,8 +185,9 @@ cdef object move_rows(Cache cache, object layer, object batch, object index, obj
         num_rows = keys.tensor.shape[0]
     enter_kernel(cache, batch)  # again: reading arrays may have run Python code
     step = <Batch> batch
-    cache._num_kernels += 1
-    step._num_kernels += 1
+    root, root_step = cache.root(), step.root()
+    root._num_kernels += 1
+    root_step._num_kernels += 1
     with nogil:
         if is_gathered:
             status = pkv_gather_shard_kv(cache._cache, device, layer_index, step._batch, place, first, num_rows,
@@ -193,8 +195,8 @@ cdef object move_rows(Cache cache, object layer, object batch, object index, obj
         else:
             status = pkv_scatter_shard_kv(cache._cache, device, layer_index, step._batch, place, first, num_rows,
                                           &keys.tensor, &values.tensor, handle)
-    cache._num_kernels -= 1
-    step._num_kernels -= 1
+    root._num_kernels -= 1
+    root_step._num_kernels -= 1
     check(status)
     return k, v
 
@@ -224,7 +226,8 @@ cdef object attend(Cache cache, object layer, object batch, object q, object out
     cdef pkv_status status
     cdef int32_t index = as_int32(layer, "layer")
     cdef TensorView query, result, sink_view, slope_view, lse_view, mask_view
-    cdef Batch step
+    cdef Batch step, root_step
+    cdef Cache root
     enter_kernel(cache, batch)
     memset(&options, 0, sizeof(options))
     options.struct_size = sizeof(options)
@@ -263,12 +266,13 @@ cdef object attend(Cache cache, object layer, object batch, object q, object out
     options.tree_mask = &mask_view.tensor if mask_view is not None else NULL
     enter_kernel(cache, batch)  # again: reading arrays may have run Python code
     step = <Batch> batch
-    cache._num_kernels += 1
-    step._num_kernels += 1
+    root, root_step = cache.root(), step.root()
+    root._num_kernels += 1
+    root_step._num_kernels += 1
     with nogil:
         status = pkv_attend(cache._cache, index, step._batch, &query.tensor, &result.tensor, &options)
-    cache._num_kernels -= 1
-    step._num_kernels -= 1
+    root._num_kernels -= 1
+    root_step._num_kernels -= 1
     check(status)
     return out
 

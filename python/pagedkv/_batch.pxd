@@ -24,6 +24,8 @@ cdef class Batch:
     cdef readonly object max_sequence_length
     cdef readonly object num_heads
     cdef readonly tuple formats
+    cdef Batch _whole            # of a part, the batch that it is of
+    cdef list _parts             # where sequences are shared out: weak references to the parts that were taken
     cdef bint _is_preparing      # without the GIL
     cdef Py_ssize_t _num_kernels # reading it without the GIL
     cdef Py_ssize_t _num_device_tables  # taken and alive
@@ -31,7 +33,10 @@ cdef class Batch:
     cdef int64_t *_counts
     cdef Py_ssize_t _capacity
 
+    cdef Batch root(self)        # itself, or the batch that it is a part of
+    cdef Batch take_part(self, int32_t index)
     cdef int require_open(self) except -1
+    cdef int require_still(self) except -1
     cdef int enter(self) except -1
     cdef int require_unused(self) except -1
     cdef int discard(self) except -1

@@ -17,7 +17,7 @@ from pagedkv._snapshot import Source, Target
 from pagedkv._tensors import ArrayLike
 
 Eviction = Literal["lru", "lfu", "priority", "fifo", "slru", "s3fifo"]
-Shard = Literal["heads", "layers"]
+Shard = Literal["heads", "layers", "sequences"]
 Format = Literal["table", "csr", "pointers"]
 _CacheType = TypeVar("_CacheType", bound=Cache)
 
@@ -170,6 +170,8 @@ class Cache:
     def devices(self) -> tuple[str, ...]: ...
     @property
     def shard(self) -> Shard | None: ...
+    @property
+    def parts(self) -> tuple[Cache, ...]: ...
     # What each device holds: device, base_ptr, block_bytes, first_layer, num_layers, first_kv_head, num_kv_heads.
     @property
     def shards(self) -> tuple[dict[str, Any], ...]: ...

@@ -31,7 +31,7 @@ from pagedkv._snapshot cimport load_prefixes, load_sequence, save_prefixes
 from pagedkv.abi cimport (
     PKV_EVICTION_FIFO, PKV_EVICTION_LFU, PKV_EVICTION_LRU, PKV_EVICTION_PRIORITY, PKV_EVICTION_S3FIFO,
     PKV_EVICTION_SLRU, PKV_OFF, PKV_ON, PKV_STREAM_OF_SEQUENCE, pkv_cache_block_ptr, pkv_cache_check, pkv_cache_create,
-    pkv_cache_destroy, pkv_cache_evict, pkv_cache_explain, pkv_cache_get_stats, pkv_cache_options,
+    pkv_cache_destroy, pkv_cache_evict, pkv_cache_explain, pkv_cache_get_part, pkv_cache_get_stats, pkv_cache_options,
     pkv_cache_reset, pkv_cache_set_kv_scales, pkv_cache_victims, pkv_cache_zero_uncached, pkv_eviction, pkv_layout,
     pkv_rope, pkv_sequence_close, pkv_sequence_open, pkv_status, pkv_stream)
 from pagedkv.abi cimport (
@@ -65,8 +65,8 @@ Token sequences over blocks of one device, with a prefix cache.
     rope: a pagedkv.Rope by base, how K is rotated, for Sequence.shift().
 
     devices: a list of names in place of device, for one cache over several; shard says what each holds: "heads", an equal
-    share of the KV heads of every layer, or "layers", layers in a row. The layout is the whole model's, block ids are the
-    same everywhere, stream may be a list. `shards` tells what each device holds.
+    share of the KV heads of every layer, "layers", layers in a row, or "sequences", whole sequences (num_blocks is then of
+    each). The layout is the whole model's, stream may be a list. `shards` tells what each device holds.
 
     One thread at a time may mutate a cache and its batches; write_kv and attend may run beside it. On the host a cache
     exports its memory: numpy.asarray(cache) is uint8 [num_blocks, block_bytes], without a copy; while such views live,
@@ -139,14 +139,30 @@ Token sequences over blocks of one device, with a prefix cache.
         self.shards = read_shards(self)
         self.devices = tuple([part["device"] for part in self.shards])
         self._num_devices = len(self.devices)
+        if shard == "sequences":
+            self._parts = [None] * self._num_devices
 
     def __dealloc__(self):
         cdef pkv_cache *cache = self._cache
         self._cache = NULL
         free(self._dropped)
-        if cache != NULL:
+        if cache != NULL and self._whole is None:
             with nogil:
                 pkv_cache_destroy(cache)
+
+    cdef bint is_in_call(self) noexcept:
+        if self._is_busy or self._parts is None:
+            return self._is_busy
+        try:
+            for part in self.live_parts():
+                if (<Cache> part)._is_busy:
+                    return True
+        except MemoryError:
+            return True
+        return False
+
+    cdef Cache root(self):
+        return self if self._whole is None else self._whole
 
     cdef int require_open(self) except -1:
         if self._cache == NULL:
@@ -155,7 +171,9 @@ Token sequences over blocks of one device, with a prefix cache.
 
     cdef int enter(self) except -1:
         self.require_open()
-        if self._is_busy:
+        if self._whole is not None:
+            return self._whole.enter()
+        if self.is_in_call():
             raise BusyError("another call on this cache is running")
         if self._num_dropped > 0:
             self.close_dropped()
@@ -175,7 +193,7 @@ Token sequences over blocks of one device, with a prefix cache.
             pass  # a dead weak reference stays behind
         if self._cache == NULL:
             return
-        if not self._is_busy:
+        if not self.is_in_call():
             pkv_sequence_close(self._cache, id, PKV_STREAM_OF_SEQUENCE)
             return
         if self._num_dropped == self._dropped_capacity:
@@ -187,9 +205,47 @@ Token sequences over blocks of one device, with a prefix cache.
         self._dropped[self._num_dropped] = id
         self._num_dropped += 1
 
+    cdef list live_parts(self):
+        parts = [reference() for reference in self._parts if reference is not None]
+        return [part for part in parts if part is not None]
+
+    cdef Cache take_part(self, int32_t index):
+        # What one device holds, as a cache of its own.
+        cdef pkv_cache_stats stats
+        cdef Cache part = None
+        if self._parts[index] is not None:
+            part = self._parts[index]()
+        if part is not None:
+            return part
+        part = Cache.__new__(Cache)
+        check(pkv_cache_get_part(self._cache, index, &part._cache))
+        part._whole = self
+        part.layout = self.layout
+        part._sequences = self._sequences
+        part._batches = weakref.WeakSet()
+        part.get_stats(&stats)
+        part._base = stats.base
+        part._num_blocks = stats.num_blocks
+        part.device = (<bytes> stats.device).decode()
+        part._is_host = self._is_host
+        part.shards = (dict(self.shards[index]),)
+        part.devices = (part.device,)
+        part._num_devices = 1
+        self._parts[index] = weakref.ref(part)
+        return part
+
+    @property
+    def parts(self):
+        """With shard="sequences", what each device holds, as a cache of its own: with its own block ids, statistics, pins,
+        victims and snapshots, and the same sequences. They are closed with the cache."""
+        self.require_open()
+        if self._parts is None:
+            raise InvalidArgumentError("the cache's sequences are not shared out over devices: it has no parts")
+        return tuple([self.take_part(i) for i in range(<int32_t> self._num_devices)])
+
     cdef int get_stats(self, pkv_cache_stats *out) except -1:
         self.require_open()
-        if self._num_dropped > 0 and not self._is_busy:
+        if self._num_dropped > 0 and not self.is_in_call():
             self.close_dropped()
         memset(out, 0, sizeof(out[0]))
         out.struct_size = sizeof(out[0])
@@ -197,7 +253,7 @@ Token sequences over blocks of one device, with a prefix cache.
 
     cdef Sequence adopt(self, pkv_sequence id):
         cdef Sequence sequence = Sequence.__new__(Sequence)
-        sequence._cache = self
+        sequence._cache = self.root()
         sequence._id = id  # from here on its end closes it
         self._sequences[id] = weakref.ref(sequence)
         return sequence
@@ -423,7 +479,7 @@ Token sequences over blocks of one device, with a prefix cache.
         cdef size_t length = 0
         cdef bytearray text = bytearray(8192)
         self.require_open()
-        if self._num_dropped > 0 and not self._is_busy:
+        if self._num_dropped > 0 and not self.is_in_call():
             self.close_dropped()
         while True:
             check(pkv_cache_format_stats(self._cache, format, <char *> text, len(text), &length))
@@ -482,17 +538,25 @@ Token sequences over blocks of one device, with a prefix cache.
         cdef pkv_cache *cache
         if self._cache == NULL:
             return
+        if self._whole is not None:
+            raise InvalidArgumentError("a part is closed with the cache that it is of")
         self.enter()
         if self._num_kernels > 0:
             raise BusyError("close while kernels are running")
         if self._num_views > 0:
             raise BusyError(f"close while {self._num_views} views of the cache's memory live")
+        parts = self.live_parts() if self._parts is not None else []
+        for part in parts:
+            if (<Cache> part)._num_views > 0:
+                raise BusyError(f"close while {(<Cache> part)._num_views} views of the memory of {part.device} live")
         batches = list(self._batches)
         for batch in batches:
             (<Batch> batch).require_unused()
         for batch in batches:
             (<Batch> batch).close()
         self.enter()
+        for part in parts:
+            (<Cache> part)._cache = NULL
         cache = self._cache
         self._cache = NULL
         with nogil:

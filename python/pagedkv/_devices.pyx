@@ -9,9 +9,10 @@ from pagedkv._errors import InvalidArgumentError
 from pagedkv._errors cimport check
 from pagedkv._tensors cimport DEVICE_CUDA
 from pagedkv.abi cimport (
-    PKV_SHARD_HEADS, PKV_SHARD_LAYERS, PKV_SHARD_NONE, pkv_cache_get_shard, pkv_shard, pkv_shard_info)
+    PKV_SHARD_HEADS, PKV_SHARD_LAYERS, PKV_SHARD_NONE, PKV_SHARD_SEQUENCES, pkv_cache_get_shard, pkv_shard, pkv_shard_info)
 
-cdef dict SHARDS = {None: <int> PKV_SHARD_NONE, "heads": <int> PKV_SHARD_HEADS, "layers": <int> PKV_SHARD_LAYERS}
+cdef dict SHARDS = {None: <int> PKV_SHARD_NONE, "heads": <int> PKV_SHARD_HEADS, "layers": <int> PKV_SHARD_LAYERS,
+                    "sequences": <int> PKV_SHARD_SEQUENCES}
 cdef dict SHARD_NAMES = {value: name for name, value in SHARDS.items()}
 
 

@@ -15,8 +15,9 @@ from pagedkv._snapshot cimport save_sequence
 from pagedkv.abi cimport (
     PKV_STREAM_OF_SEQUENCE, pkv_array, pkv_sequence_append, pkv_sequence_blocks, pkv_sequence_close,
     pkv_sequence_commit, pkv_sequence_fork, pkv_sequence_get_info, pkv_sequence_rematch, pkv_sequence_reserve,
-    pkv_sequence_set_retention, pkv_sequence_shift, pkv_sequence_truncate, pkv_status)
+    pkv_sequence_migrate, pkv_sequence_set_retention, pkv_sequence_shift, pkv_sequence_truncate, pkv_status)
 from pagedkv.abi cimport pkv_sequence_explain
+from pagedkv._cache cimport Cache
 
 
 @cython.no_gc_clear
@@ -133,6 +134,33 @@ cdef class Sequence:
             status = pkv_sequence_shift(cache._cache, self._id, first, dropped, handle)
         cache._is_busy = False
         check(status)
+
+    def migrate(self, device_index, stream=0):
+        """With shard="sequences", moves to another device: what is cached there is taken, the other blocks are copied. All or
+        none; its id changes and blocks reserved ahead are given back. Waits for its last stream and for `stream`, a list as
+        everywhere."""
+        cdef pkv_stream handle = NULL
+        cdef pkv_sequence id = 0
+        cdef int32_t index = as_int32(device_index, "device_index")
+        cdef pkv_status status
+        cdef Cache cache = self._cache
+        streams = take_streams(self._cache, stream, &handle)
+        self.enter()
+        cache._is_busy = True
+        with nogil:
+            status = pkv_sequence_migrate(cache._cache, self._id, index, handle, &id)
+        cache._is_busy = False
+        check(status)
+        reference = cache._sequences.pop(self._id)
+        self._id = id
+        cache._sequences[id] = reference
+
+    @property
+    def device_index(self):
+        """With shard="sequences", the index of the device that it is on; else 0."""
+        cdef pkv_sequence_info info
+        self.get_info(&info)
+        return info.device_index
 
     def save(self, file, stream=None):
         """Saves tokens, K and V to a path or a binary file, for Cache.load_sequence(). stream: where its last work was

@@ -206,6 +206,7 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         PKV_SHARD_NONE
         PKV_SHARD_HEADS
         PKV_SHARD_LAYERS
+        PKV_SHARD_SEQUENCES
 
     ctypedef struct pkv_cache_options:
         size_t struct_size
@@ -287,6 +288,7 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         int32_t first_layer, num_layers
         int32_t first_kv_head, num_kv_heads
     pkv_status pkv_cache_get_shard(const pkv_cache *cache, int32_t device_index, pkv_shard_info *out)
+    pkv_status pkv_cache_get_part(pkv_cache *cache, int32_t device_index, pkv_cache **out)
 
     # ---- 5. Sequences
     ctypedef uint64_t pkv_sequence
@@ -323,12 +325,15 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         uint64_t namespace_id
         int32_t priority
         uint64_t tag
+        int32_t device_index
     pkv_status pkv_sequence_get_info(const pkv_cache *cache, pkv_sequence sequence, pkv_sequence_info *out)
     pkv_status pkv_sequence_blocks(const pkv_cache *cache, pkv_sequence sequence, pkv_array *out)
     pkv_status pkv_sequence_shift(pkv_cache *cache, pkv_sequence sequence, int64_t start, int64_t count,
                                   pkv_stream stream)
     pkv_status pkv_sequence_set_retention(pkv_cache *cache, pkv_sequence sequence, int64_t start, int64_t end,
                                           int32_t priority, int64_t ttl_ms)
+    pkv_status pkv_sequence_migrate(pkv_cache *cache, pkv_sequence sequence, int32_t device_index, pkv_stream stream,
+                                    pkv_sequence *out)
     pkv_status pkv_sequence_explain(const pkv_cache *cache, pkv_sequence sequence, char *buffer, size_t capacity,
                                     size_t *out_length)
     pkv_status pkv_sequences_open(pkv_cache *cache, const int64_t *tokens, int64_t num_tokens, const int64_t *counts,
@@ -390,10 +395,14 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         PKV_INDICES
         PKV_LAST_BLOCK_LEN
         PKV_BLOCK_POINTERS
+        PKV_SEQUENCE_PLACES
+        PKV_TOKEN_PLACES
     pkv_status pkv_batch_get_table(const pkv_batch *batch, pkv_batch_table table, pkv_array *out)
     pkv_status pkv_batch_get_device_table(const pkv_batch *batch, pkv_batch_table table, pkv_array *out)
     pkv_status pkv_batch_get_shard_table(const pkv_batch *batch, pkv_batch_table table, int32_t device_index,
                                          pkv_array *out)
+
+    pkv_status pkv_batch_get_part(pkv_batch *batch, int32_t device_index, pkv_batch **out)
 
     ctypedef struct pkv_batch_info:
         size_t struct_size

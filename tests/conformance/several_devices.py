@@ -175,3 +175,54 @@ class Pair:
         assert counters[0] == counters[1]
         blocks = [[np.asarray(seq.blocks).tolist() for seq in side.sequences] for side in self.sides]
         assert blocks[0] == blocks[1]
+
+
+class SharedOut(Side):
+    """shard="sequences": every device has whole sequences, and a part of the step."""
+
+    def __init__(self, devices, **options):
+        super().__init__(devices, "sequences", **options)
+
+    def write(self, layer, k, v, **options):
+        for index, (part, arrays) in enumerate(zip(self.batch.parts, self.arrays)):
+            rows = part.token_places
+            self.cache.write_kv(layer, self.batch, arrays.put(k[rows]), arrays.put(v[rows]), shard=index, **options)
+
+    def attend(self, layer, q, **options):
+        out, lse = np.empty_like(q), np.empty(q.shape[:2], np.float32)
+        for part, own, arrays in zip(self.batch.parts, self.cache.parts, self.arrays):
+            rows = part.token_places
+            own_out, own_lse = arrays.empty(q[rows].shape, q.dtype), arrays.empty(q[rows].shape[:2], np.float32)
+            own.attend(layer, part, arrays.put(q[rows]), out=own_out, lse=own_lse, **options)  # a part is a cache
+            out[rows], lse[rows] = arrays.get(own_out), arrays.get(own_lse)
+        return out, lse
+
+    def gather(self, layer, index, count):
+        for device, part in enumerate(self.batch.parts):
+            place = np.flatnonzero(np.asarray(part.sequence_places) == index)
+            if len(place) == 0:
+                continue
+            arrays = self.arrays[device]
+            kind = {"float32": np.float32, "bfloat16": np.uint16, "int8": np.int8}[self.cache.layout.dtype]
+            k, v = (arrays.empty((count, NUM_KV_HEADS, HEAD_DIM), kind) for _ in range(2))
+            self.cache.gather_kv(layer, self.batch, int(place[0]), 0, count, k, v, shard=device)
+            return arrays.get(k), arrays.get(v)
+
+    def tables(self):
+        """None: block ids are of each device."""
+        return []
+
+
+class SharedOutPair(Pair):
+    def __init__(self, devices, seed=0, **options):
+        several, single = devices
+        num_blocks = options.pop("num_blocks", 64)
+        self.sides = [SharedOut(several, num_blocks=num_blocks, **options),
+                      Side(single, num_blocks=num_blocks * len(several), **options)]
+        self.is_exact = True
+        self.rng = np.random.default_rng(seed)
+        self.num_layers = self.sides[0].cache.layout.num_layers
+
+    def check(self):
+        for side in self.sides:
+            side.cache.check()

@@ -32,6 +32,7 @@ Status CudaBackend::create(int ordinal, CudaBackend **out) {
 }
 
 Status CudaBackend::prepare_device(int ordinal) {
+  ordinal_ = ordinal;
   std::snprintf(device_, sizeof device_, "cuda:%d", ordinal);
   cudaDeviceProp properties = {};
   PKV_TRY_CUDA(cudaGetDeviceProperties(&properties, ordinal));

@@ -33,6 +33,7 @@ class CudaBackend final : public Backend {
   Status check_not_capturing(pkv_stream stream) override;
   uint64_t attend_workspace_bytes(int32_t head_dim) override;
   Status copy_blocks(const CopyBlocksParams &params, pkv_stream stream) override;
+  Status copy_from_peer(Backend *source, const PeerCopyParams &params) override;
   Status move_rows(const MoveRowsParams &params, pkv_stream stream) override;
   Status zero_blocks(const ZeroBlocksParams &params, pkv_stream stream) override;
   Status write_kv(const WriteKvParams &params, pkv_stream stream) override;
@@ -44,6 +45,9 @@ class CudaBackend final : public Backend {
   Status prepare_device(int ordinal);
   Status allocate_cuda(uint64_t bytes, void **out);
 
+  void enable_peer_access(const CudaBackend &peer);
+
+  int ordinal_ = 0;
   char device_[16] = "";
   char name_[128] = "";
   int32_t compute_capability_ = 0;

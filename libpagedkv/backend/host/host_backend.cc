@@ -62,6 +62,16 @@ class HostBackend final : public Backend {
 
   Status copy_blocks(const CopyBlocksParams &params, pkv_stream) override { return copy_host_blocks(params); }
 
+  Status copy_from_peer(Backend *, const PeerCopyParams &params) override {
+    for (int64_t i = 0; i < params.count; ++i) {
+      const uint64_t from = static_cast<uint64_t>(params.sources[i]) * params.block_bytes;
+      const uint64_t to = static_cast<uint64_t>(params.destinations[i]) * params.block_bytes;
+      std::memcpy(static_cast<char *>(params.base) + to, static_cast<const char *>(params.source_base) + from,
+                  params.block_bytes);
+    }
+    return PKV_OK;
+  }
+
   Status move_rows(const MoveRowsParams &params, pkv_stream) override {
     const bool is_reference = host_kernels().inner == nullptr;
     move_host_rows(params, is_reference ? 1 : host_num_threads());
