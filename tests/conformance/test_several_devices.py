@@ -237,7 +237,7 @@ def test_device_tables(devices, shard):
         ({"devices": ["host:0", 1], "shard": "heads"}, r"devices\[1\] must be a string"),
         ({"devices": ["host:0", "hast:1"], "shard": "heads"}, r'devices\[1\]: device is "hast:1"'),
         ({"devices": ["host:0", "host:64"], "shard": "heads"}, "host:64, not host:0 to host:63"),
-        ({"devices": ["host:0", "host:1"], "shard": "tokens"}, "shard must be one of 'heads', 'layers' or None"),
+        ({"devices": ["host:0", "host:1"], "shard": "tokens"}, "shard must be one of 'heads', 'layers', 'sequences' or None"),
         ({"devices": ["host:0", "host:1"], "shard": "heads", "device": "host"}, "device and devices"),
         ({"devices": [f"host:{i}" for i in range(4)], "shard": "heads"}, "num_kv_heads is 6, which 4 devices"),
         ({"devices": [f"host:{i}" for i in range(9)], "shard": "layers"}, "num_layers is 8, fewer than the 9"),
