@@ -106,7 +106,7 @@ pkv_status pkv_batch_prepare(pkv_batch *batch, const pkv_sequence *sequences, co
     if (!batch->parts.empty()) {
       return prepare_parts(batch, sequences, counts, num_sequences, tokens, num_tokens, prepare_options);
     }
-    batch->cache->adopt_streams(&prepare_options.stream);
+    PKV_TRY(batch->cache->adopt_stream(&prepare_options.stream));
     return traced(*batch, TraceCall::kPrepare,
                   batch->batch->prepare(sequences, counts, num_sequences, tokens, num_tokens, prepare_options),
                   array_of(sequences, num_sequences), array_of(counts, num_sequences), array_of(tokens, num_tokens),

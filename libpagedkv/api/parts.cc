@@ -400,7 +400,7 @@ void sum_stats(const pkv_cache *cache, pkv_cache_stats *out) {
           &pkv_cache_stats::appended_tokens, &pkv_cache_stats::registered, &pkv_cache_stats::evictions,
           &pkv_cache_stats::copies, &pkv_cache_stats::prepares, &pkv_cache_stats::refusals, &pkv_cache_stats::num_pins,
           &pkv_cache_stats::pinned_blocks, &pkv_cache_stats::num_namespaces, &pkv_cache_stats::partial_hit_tokens,
-          &pkv_cache_stats::released_blocks}) {
+          &pkv_cache_stats::released_blocks, &pkv_cache_stats::num_transfers, &pkv_cache_stats::quarantined_blocks}) {
       out->*member += part.*member;
     }
     out->is_failed |= part.is_failed;
@@ -412,9 +412,9 @@ void sum_stats(const pkv_cache *cache, pkv_cache_stats *out) {
 }
 
 // A member that is new has to be summed above.
-static_assert(offsetof(pkv_cache_stats, reuse_distance) + sizeof(pkv_cache_stats::reuse_distance) ==
+static_assert(offsetof(pkv_cache_stats, quarantined_blocks) + sizeof(pkv_cache_stats::quarantined_blocks) ==
                   sizeof(pkv_cache_stats),
-              "reuse_distance is the last member of pkv_cache_stats");
+              "quarantined_blocks is the last member of pkv_cache_stats");
 
 void sum_batch_info(const pkv_batch *batch, pkv_batch_info *out) {
   for (const auto &part : batch->parts) {

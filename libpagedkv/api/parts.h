@@ -29,12 +29,10 @@ inline pkv_stream stream_of_part(pkv_stream stream, size_t part) {
 }
 
 // Makes the caller's stream one of the cache that has the sequence.
-inline void adopt_stream(const pkv_cache *cache, pkv_sequence id, pkv_stream *stream) {
-  if (cache->parts.empty()) {
-    cache->cache->adopt_streams(stream);
-  } else {
-    *stream = stream_of_part(*stream, part_of(cache, id));
-  }
+inline Status adopt_stream(const pkv_cache *cache, pkv_sequence id, pkv_stream *stream) {
+  if (cache->parts.empty()) return cache->cache->adopt_stream(stream);
+  *stream = stream_of_part(*stream, part_of(cache, id));
+  return PKV_OK;
 }
 
 // UNSUPPORTED where sequences are shared out: the call is for one of the parts.

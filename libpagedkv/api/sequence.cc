@@ -66,7 +66,7 @@ pkv_status pkv_sequence_append(pkv_cache *cache, pkv_sequence sequence, const in
                                pkv_stream stream) {
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
-    adopt_stream(cache, sequence, &stream);
+    PKV_TRY(adopt_stream(cache, sequence, &stream));
     return traced(owner_of(cache, sequence), TraceCall::kAppend, owner_of(cache, sequence).append(sequence, tokens, count, stream), sequence,
                   array_of(tokens, count));
   });
@@ -91,7 +91,7 @@ pkv_status pkv_sequence_truncate(pkv_cache *cache, pkv_sequence sequence, int64_
 pkv_status pkv_sequence_close(pkv_cache *cache, pkv_sequence sequence, pkv_stream stream) {
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
-    adopt_stream(cache, sequence, &stream);
+    PKV_TRY(adopt_stream(cache, sequence, &stream));
     return traced(owner_of(cache, sequence), TraceCall::kClose, owner_of(cache, sequence).close(sequence, stream), sequence);
   });
 }

@@ -54,7 +54,7 @@ pkv_status pkv_sequence_shift(pkv_cache *cache, pkv_sequence sequence, int64_t s
                               pkv_stream stream) {
   return guarded([&]() -> Status {
     PKV_TRY(check_pointer("cache", cache));
-    adopt_stream(cache, sequence, &stream);
+    PKV_TRY(adopt_stream(cache, sequence, &stream));
     return traced(owner_of(cache, sequence), TraceCall::kShift, owner_of(cache, sequence).shift(sequence, start, count, stream), sequence, start,
                   count);
   });
@@ -130,7 +130,7 @@ pkv_status pkv_sequences_close(pkv_cache *cache, const pkv_sequence *sequences, 
   return guarded([&]() -> Status {
     PKV_TRY(check_call(cache, sequences, num_sequences));
     if (!cache->parts.empty()) return close_in_parts(cache, sequences, num_sequences, stream);
-    cache->cache->adopt_streams(&stream);
+    PKV_TRY(cache->cache->adopt_stream(&stream));
     return traced(*cache->cache, TraceCall::kCloseMany, cache->cache->close_many(sequences, num_sequences, stream),
                   array_of(sequences, num_sequences));
   });
@@ -158,7 +158,7 @@ pkv_status pkv_sequences_accept(pkv_cache *cache, const pkv_sequence *sequences,
     if (!cache->parts.empty()) {
       return accept_in_parts(cache, sequences, num_drafts, num_kept, num_sequences, kept, num_kept_tokens, stream);
     }
-    cache->cache->adopt_streams(&stream);
+    PKV_TRY(cache->cache->adopt_stream(&stream));
     return traced(*cache->cache, TraceCall::kAccept,
                   cache->cache->accept(sequences, num_drafts, num_kept, num_sequences, kept, num_kept_tokens, stream),
                   array_of(sequences, num_sequences), array_of(num_drafts, num_sequences),

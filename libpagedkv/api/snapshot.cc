@@ -22,7 +22,7 @@ Status read_io(const pkv_snapshot_io *io, bool writes, pkv_snapshot_io *out) {
 pkv_status pkv_sequence_save(pkv_cache *cache, pkv_sequence sequence, const pkv_snapshot_io *io, pkv_stream stream) {
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
-    adopt_stream(cache, sequence, &stream);
+    PKV_TRY(adopt_stream(cache, sequence, &stream));
     pkv_snapshot_io given;
     PKV_TRY(read_io(io, true, &given));
     return owner_of(cache, sequence).save_sequence(sequence, given, stream);
@@ -35,7 +35,7 @@ pkv_status pkv_sequence_load(pkv_cache *cache, const pkv_snapshot_io *io, const 
     PKV_TRY(check_cache(cache));
     const size_t part = find_emptiest_part(cache);
     if (cache->parts.empty()) {
-      cache->cache->adopt_streams(&stream);
+      PKV_TRY(cache->cache->adopt_stream(&stream));
     } else {
       stream = stream_of_part(stream, part);
     }
@@ -54,7 +54,7 @@ pkv_status pkv_prefix_save(pkv_cache *cache, const pkv_snapshot_io *io, pkv_stre
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
     PKV_TRY(check_whole(cache, "pkv_prefix_save"));
-    cache->cache->adopt_streams(&stream);
+    PKV_TRY(cache->cache->adopt_stream(&stream));
     pkv_snapshot_io given;
     PKV_TRY(read_io(io, true, &given));
     return cache->cache->save_prefixes(given, stream);
@@ -65,7 +65,7 @@ pkv_status pkv_prefix_load(pkv_cache *cache, const pkv_snapshot_io *io, pkv_stre
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
     PKV_TRY(check_whole(cache, "pkv_prefix_load"));
-    cache->cache->adopt_streams(&stream);
+    PKV_TRY(cache->cache->adopt_stream(&stream));
     pkv_snapshot_io given;
     PKV_TRY(read_io(io, false, &given));
     int64_t num_blocks = 0;

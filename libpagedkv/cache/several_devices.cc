@@ -24,18 +24,6 @@ Status Cache::check_layer_on(int32_t device_index, int32_t layer) const {
               shard(holder).backend->device(), device_index, shard(device_index).backend->device());
 }
 
-Status Cache::check_not_capturing(pkv_stream stream) const {
-  for (int32_t i = 0; i < num_devices(); ++i) {
-    PKV_TRY(shard(i).backend->check_not_capturing(stream_of(stream, i)));
-  }
-  return PKV_OK;
-}
-
-Status Cache::wait(pkv_stream stream) const {
-  for (int32_t i = 0; i < num_devices(); ++i) PKV_TRY(shard(i).backend->wait(stream_of(stream, i)));
-  return PKV_OK;
-}
-
 Status Cache::take_over(Cache *other, pkv_sequence id, pkv_stream other_stream, pkv_stream stream, pkv_sequence *out) {
   PKV_TRY(check_usable());
   PKV_TRY(other->check_usable());
@@ -52,9 +40,10 @@ Status Cache::take_over(Cache *other, pkv_sequence id, pkv_stream other_stream, 
                                    sequence->table.data() + first, blocks, count};
     return to.backend->copy_from_peer(from.backend, params);
   };
+  PKV_TRY(other->order_snapshot(sequence, sequence->table.data(), snapshot.num_blocks(), other_stream));
   PKV_TRY(other->wait(other_stream));
   PKV_TRY(restore_sequence(snapshot, nullptr, stream, fill, out));
-  return other->close(id, other_stream);
+  return other->close(id, PKV_STREAM_OF_SEQUENCE);
 }
 
 }  // namespace pkv

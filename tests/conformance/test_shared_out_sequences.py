@@ -227,8 +227,8 @@ def test_what_is_asked_of_a_part():
     other = cache.parts[1].open(range(5))
     side.batch.prepare([seq, other], [1, 5])
     assert other.device_index == 1
-    assert cache.evict() == 0 and cache.invalidate(0) == 0 and cache.zero_uncached() > 0
     assert cache.touch(range(9)) == 8
+    assert cache.evict() == 0 and cache.invalidate(0) == 0 and cache.zero_uncached() > 0
     file = io.BytesIO()
     seq.save(file)
     assert cache.load_sequence(io.BytesIO(file.getvalue())).length == 10
