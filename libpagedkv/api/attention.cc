@@ -2,6 +2,7 @@
 
 #include "api/parts.h"
 #include "backend/backend.h"
+#include "base/ranges.h"
 
 using namespace pkv;
 
@@ -21,6 +22,7 @@ Status check_handles(const pkv_cache *cache, const pkv_batch *batch) {
 Status find_step(const pkv_cache *cache, int32_t device_index, int32_t layer, const pkv_batch *batch, Place *out) {
   PKV_TRY(find_place(cache, batch, device_index, out));
   PKV_TRY(out->cache->check_layer_on(out->device_index, layer));
+  PKV_TRY(out->cache->check_usable());
   return out->batch->check_prepared();
 }
 
@@ -40,6 +42,7 @@ Status find_rows(const pkv_cache *cache, int32_t device_index, int32_t layer, co
 pkv_status pkv_write_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch, const pkv_tensor *k,
                         const pkv_tensor *v, const pkv_write_options *options) {
   return guarded([&]() -> Status {
+    const Range range("pagedkv.write_kv");
     PKV_TRY(check_handles(cache, batch));
     PKV_TRY(check_pointer("k", k));
     PKV_TRY(check_pointer("v", v));
@@ -64,6 +67,7 @@ pkv_status pkv_gather_shard_kv(pkv_cache *cache, int32_t device_index, int32_t l
                                int64_t sequence_index, int64_t start, int64_t count, const pkv_tensor *k,
                                const pkv_tensor *v, pkv_stream stream) {
   return guarded([&]() -> Status {
+    const Range range("pagedkv.gather_kv");
     Place place = {};
     SequenceRows rows = {};
     PKV_TRY(find_rows(cache, device_index, layer, batch, sequence_index, start, count, k, v, &place, &rows));
@@ -81,6 +85,7 @@ pkv_status pkv_scatter_shard_kv(pkv_cache *cache, int32_t device_index, int32_t 
                                 int64_t sequence_index, int64_t start, int64_t count, const pkv_tensor *k,
                                 const pkv_tensor *v, pkv_stream stream) {
   return guarded([&]() -> Status {
+    const Range range("pagedkv.scatter_kv");
     Place place = {};
     SequenceRows rows = {};
     PKV_TRY(find_rows(cache, device_index, layer, batch, sequence_index, start, count, k, v, &place, &rows));
@@ -92,6 +97,7 @@ pkv_status pkv_scatter_shard_kv(pkv_cache *cache, int32_t device_index, int32_t 
 pkv_status pkv_attend(pkv_cache *cache, int32_t layer, const pkv_batch *batch, const pkv_tensor *q,
                       const pkv_tensor *out, const pkv_attend_options *options) {
   return guarded([&]() -> Status {
+    const Range range("pagedkv.attend");
     PKV_TRY(check_handles(cache, batch));
     PKV_TRY(check_pointer("q", q));
     PKV_TRY(check_pointer("out", out));
@@ -109,6 +115,7 @@ pkv_status pkv_merge_states(const char *device, const pkv_tensor *out_a, const p
                             const pkv_tensor *out_b, const pkv_tensor *lse_b, const pkv_tensor *out,
                             const pkv_tensor *lse, pkv_stream stream) {
   return guarded([&]() -> Status {
+    const Range range("pagedkv.merge_states");
     PKV_TRY(check_pointer("device", device));
     PKV_TRY(check_pointer("out_a", out_a));
     PKV_TRY(check_pointer("lse_a", lse_a));

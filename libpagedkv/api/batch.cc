@@ -2,6 +2,7 @@
 
 #include "api/parts.h"
 #include "api/traced.h"
+#include "base/ranges.h"
 
 using namespace pkv;
 
@@ -103,6 +104,7 @@ pkv_status pkv_batch_prepare(pkv_batch *batch, const pkv_sequence *sequences, co
     prepare_options.pad_sequences = given.pad_sequences;
     prepare_options.pad_tokens = given.pad_tokens;
     prepare_options.max_query_len = given.max_query_len;
+    const Range range("pagedkv.prepare");
     if (!batch->parts.empty()) {
       return prepare_parts(batch, sequences, counts, num_sequences, tokens, num_tokens, prepare_options);
     }

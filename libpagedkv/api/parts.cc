@@ -400,21 +400,26 @@ void sum_stats(const pkv_cache *cache, pkv_cache_stats *out) {
           &pkv_cache_stats::appended_tokens, &pkv_cache_stats::registered, &pkv_cache_stats::evictions,
           &pkv_cache_stats::copies, &pkv_cache_stats::prepares, &pkv_cache_stats::refusals, &pkv_cache_stats::num_pins,
           &pkv_cache_stats::pinned_blocks, &pkv_cache_stats::num_namespaces, &pkv_cache_stats::partial_hit_tokens,
-          &pkv_cache_stats::released_blocks, &pkv_cache_stats::num_transfers, &pkv_cache_stats::quarantined_blocks}) {
+          &pkv_cache_stats::released_blocks, &pkv_cache_stats::num_transfers, &pkv_cache_stats::quarantined_blocks,
+          &pkv_cache_stats::unused_slots, &pkv_cache_stats::free_tail_blocks}) {
       out->*member += part.*member;
     }
     out->is_failed |= part.is_failed;
     out->is_tracing |= part.is_tracing;
-    out->num_events += part.num_events;
-    out->dropped_events += part.dropped_events;
+    for (uint64_t pkv_cache_stats::*member :
+         {&pkv_cache_stats::num_events, &pkv_cache_stats::dropped_events, &pkv_cache_stats::copied_bytes,
+          &pkv_cache_stats::uploaded_bytes, &pkv_cache_stats::saved_bytes, &pkv_cache_stats::loaded_bytes,
+          &pkv_cache_stats::device_total_bytes, &pkv_cache_stats::device_free_bytes}) {
+      out->*member += part.*member;
+    }
     for (int j = 0; j < kNumReuseDistances; ++j) out->reuse_distance[j] += part.reuse_distance[j];
   }
 }
 
 // A member that is new has to be summed above.
-static_assert(offsetof(pkv_cache_stats, quarantined_blocks) + sizeof(pkv_cache_stats::quarantined_blocks) ==
+static_assert(offsetof(pkv_cache_stats, free_tail_blocks) + sizeof(pkv_cache_stats::free_tail_blocks) ==
                   sizeof(pkv_cache_stats),
-              "quarantined_blocks is the last member of pkv_cache_stats");
+              "free_tail_blocks is the last member of pkv_cache_stats");
 
 void sum_batch_info(const pkv_batch *batch, pkv_batch_info *out) {
   for (const auto &part : batch->parts) {

@@ -1,5 +1,6 @@
 #include "api/parts.h"
 #include "api/traced.h"
+#include "base/ranges.h"
 
 using namespace pkv;
 
@@ -65,6 +66,7 @@ pkv_status pkv_sequence_reserve(pkv_cache *cache, pkv_sequence sequence, int64_t
 pkv_status pkv_sequence_append(pkv_cache *cache, pkv_sequence sequence, const int64_t *tokens, int64_t count,
                                pkv_stream stream) {
   return guarded([&]() -> Status {
+    const Range range("pagedkv.prepare");
     PKV_TRY(check_cache(cache));
     PKV_TRY(adopt_stream(cache, sequence, &stream));
     return traced(owner_of(cache, sequence), TraceCall::kAppend, owner_of(cache, sequence).append(sequence, tokens, count, stream), sequence,

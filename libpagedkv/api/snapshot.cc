@@ -3,6 +3,7 @@
 #include "api/parts.h"
 #include "api/traced.h"
 #include "base/public_hash.h"
+#include "base/ranges.h"
 
 using namespace pkv;
 
@@ -21,6 +22,7 @@ Status read_io(const pkv_snapshot_io *io, bool writes, pkv_snapshot_io *out) {
 
 pkv_status pkv_sequence_save(pkv_cache *cache, pkv_sequence sequence, const pkv_snapshot_io *io, pkv_stream stream) {
   return guarded([&]() -> Status {
+    const Range range("pagedkv.save");
     PKV_TRY(check_cache(cache));
     PKV_TRY(adopt_stream(cache, sequence, &stream));
     pkv_snapshot_io given;
@@ -32,6 +34,7 @@ pkv_status pkv_sequence_save(pkv_cache *cache, pkv_sequence sequence, const pkv_
 pkv_status pkv_sequence_load(pkv_cache *cache, const pkv_snapshot_io *io, const pkv_open_options *options,
                              pkv_stream stream, pkv_sequence *out) {
   return guarded([&]() -> Status {
+    const Range range("pagedkv.load");
     PKV_TRY(check_cache(cache));
     const size_t part = find_emptiest_part(cache);
     if (cache->parts.empty()) {
@@ -52,6 +55,7 @@ pkv_status pkv_sequence_load(pkv_cache *cache, const pkv_snapshot_io *io, const 
 
 pkv_status pkv_prefix_save(pkv_cache *cache, const pkv_snapshot_io *io, pkv_stream stream) {
   return guarded([&]() -> Status {
+    const Range range("pagedkv.save");
     PKV_TRY(check_cache(cache));
     PKV_TRY(check_whole(cache, "pkv_prefix_save"));
     PKV_TRY(cache->cache->adopt_stream(&stream));
@@ -63,6 +67,7 @@ pkv_status pkv_prefix_save(pkv_cache *cache, const pkv_snapshot_io *io, pkv_stre
 
 pkv_status pkv_prefix_load(pkv_cache *cache, const pkv_snapshot_io *io, pkv_stream stream, int64_t *out_num_blocks) {
   return guarded([&]() -> Status {
+    const Range range("pagedkv.load");
     PKV_TRY(check_cache(cache));
     PKV_TRY(check_whole(cache, "pkv_prefix_load"));
     PKV_TRY(cache->cache->adopt_stream(&stream));

@@ -15,7 +15,9 @@ Status Cache::create(const CacheOptions &options, const std::vector<ShardPlan> &
   for (size_t i = 0; i < plans.size(); ++i) {
     PKV_TRY(Shard::create(options.devices[i], plans[i], options.pool, &shards[i]));
   }
-  *out = std::shared_ptr<Cache>(new Cache(options, std::move(shards)));
+  std::shared_ptr<Cache> cache(new Cache(options, std::move(shards)));
+  cache->ask_device();
+  *out = std::move(cache);
   return PKV_OK;
 }
 
@@ -51,7 +53,7 @@ Cache::~Cache() {
 }
 
 Status Cache::check_usable() const {
-  if (!is_failed_) return PKV_OK;
+  if (!is_failed_.load(std::memory_order_relaxed)) return pool_->origin().check();
   return fail(PKV_DEVICE_ERROR, "the cache is unusable since an earlier device error");
 }
 
@@ -68,6 +70,7 @@ Status Cache::check_layer(int32_t layer) const {
 }
 
 Status Cache::set_kv_scales(int32_t layer, const float *k_scale, const float *v_scale) {
+  PKV_TRY(check_usable());
   PKV_TRY(check_layer(layer));
   const PagedKv kv = layout_.describe_kv(layer);
   if (kv.kv_scales != PKV_SCALES_STATIC) {
@@ -91,9 +94,10 @@ Status Cache::set_kv_scales(int32_t layer, const float *k_scale, const float *v_
     if (!shard->has_layer(layer)) continue;
     const PagedKv part = shard->describe_kv(layer, num_blocks());
     const int32_t first = shard->plan.first_kv_head;
-    const uint64_t bytes = static_cast<uint64_t>(part.num_kv_heads) * sizeof(float);
-    PKV_TRY(shard->backend->upload(const_cast<float *>(part.k_scale), k_scale + first, bytes));
-    PKV_TRY(shard->backend->upload(const_cast<float *>(part.v_scale), v_scale + first, bytes));
+    // They stand side by side and travel together: both or neither.
+    std::vector<float> both(k_scale + first, k_scale + first + part.num_kv_heads);
+    both.insert(both.end(), v_scale + first, v_scale + first + part.num_kv_heads);
+    PKV_TRY(shard->backend->upload(const_cast<float *>(part.k_scale), both.data(), both.size() * sizeof(float)));
   }
   return PKV_OK;
 }
@@ -230,6 +234,7 @@ void Cache::publish() {
   blocks_.namespaces().publish();
   values[kNumNamespaces] = blocks_.namespaces().num_live();
   board_.publish(values);
+  if (monitor_.page != nullptr) publish_page(values);
 }
 
 Status Cache::read_events(pkv_event *out, int64_t capacity, int64_t *out_count) const {
@@ -265,6 +270,14 @@ void Cache::get_stats(pkv_cache_stats *out) const {
   for (int i = 0; i < kNumReuseDistances; ++i) out->reuse_distance[i] = blocks_.reuse_distance(i);
   out->num_events = events_ == nullptr ? 0 : events_->ring().num_events();
   out->dropped_events = events_ == nullptr ? 0 : events_->ring().num_dropped();
+  out->copied_bytes = static_cast<uint64_t>(monitor_.copied_bytes.get());
+  out->uploaded_bytes = static_cast<uint64_t>(monitor_.uploaded_bytes.get());
+  out->saved_bytes = static_cast<uint64_t>(monitor_.saved_bytes.get());
+  out->loaded_bytes = static_cast<uint64_t>(monitor_.loaded_bytes.get());
+  out->device_total_bytes = static_cast<uint64_t>(monitor_.device_total_bytes.get());
+  out->device_free_bytes = static_cast<uint64_t>(monitor_.device_free_bytes.get());
+  out->unused_slots = monitor_.unused_slots.get();
+  out->free_tail_blocks = monitor_.free_tail_blocks.get();
   out->is_failed = static_cast<int32_t>(values[kIsFailed]);
   out->is_tracing = trace_.is_recording();
   out->block_bytes = shards_[0]->plan.layout.block_bytes();

@@ -9,10 +9,11 @@
 // what namespaces may have. prefixes.cc: prefixes without a sequence, pins, retention. snapshot_save.cc, snapshot_load.cc,
 // prefix_tree.cc: snapshots. stream_order.cc: what waits for what across streams. transfers.cc: blocks on their way out
 // or in. several_devices.cc: what each device holds. audit.cc, explain_sequence.cc: check and explain. record.cc:
-// recording of calls.
+// recording of calls. monitor.cc: measures, and the page of statistics.
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -26,6 +27,7 @@
 #include "cache/device_streams.h"
 #include "cache/events.h"
 #include "cache/layout.h"
+#include "cache/monitor.h"
 #include "cache/partial_index.h"
 #include "cache/sequence.h"
 #include "cache/shard.h"
@@ -295,6 +297,14 @@ class Cache {
   Status explain_sequence(pkv_sequence id, std::string *out) const;
   void get_stats(pkv_cache_stats *out) const;  // all but struct_size; any thread
   int64_t reuse_distance_sum() const { return blocks_.reuse_distance_sum(); }  // any thread
+  // Fragmentation, and the memory of the device, as get_stats() tells them from now on. Throws std::bad_alloc.
+  Status measure(pkv_cache_fragmentation *out);  // all but struct_size, from zeros
+  void ask_device() const;  // the memory alone; any thread
+  // A page for other processes. BUSY if there is one already.
+  Status publish_stats(const char *path);
+  void unpublish_stats();
+  // Tables that went to the device.
+  void count_uploaded(uint64_t bytes) { monitor_.uploaded_bytes.add(bytes); }
 
   int64_t num_available() const { return blocks_.num_available(); }
   int64_t num_open() const { return num_open_; }
@@ -315,6 +325,8 @@ class Cache {
   Status stop_trace();
   // After each recorded call.
   void put_checkpoint();
+  // DEVICE_ERROR once the cache has failed, and in the child of a fork if it is a device's. Any thread.
+  Status check_usable() const;
   // OK if layer is in range.
   Status check_layer(int32_t layer) const;
 
@@ -340,7 +352,6 @@ class Cache {
 
   Status find(pkv_sequence id, Sequence **out) const;  // NOT_FOUND for a stale id
   static Status check_prompt(const int64_t *tokens, int64_t num_tokens);
-  Status check_usable() const;  // DEVICE_ERROR once the cache has failed
   Status find_all(const pkv_sequence *ids, int64_t num_sequences);  // into found_; each once
   // Ids: index and generation.
   uint32_t index_of(pkv_sequence id) const { return static_cast<uint32_t>(id) - first_index_; }
@@ -506,6 +517,8 @@ class Cache {
   void write_tokens(Sequence *sequence, int64_t first, int64_t end, const int64_t *tokens, bool registers);
   void finish_call(Sequence *sequence);  // a change is done: serial numbers, statistics
   void publish();
+  void publish_page(const StatsBoard::Values &board);
+  void measure_blocks(pkv_cache_fragmentation *out);
 
   Backend *const backend_;
   const Layout layout_;
@@ -525,7 +538,7 @@ class Cache {
   const std::unique_ptr<EventLog> events_;  // null: nobody asks
   BlockStore blocks_;
   StreamTable streams_;
-  bool is_failed_ = false;
+  std::atomic<bool> is_failed_{false};  // kernels ask, beside a thread that mutates
 
   std::vector<std::unique_ptr<Sequence>> sequences_;  // by index; closed ones are in closed_
   std::vector<uint32_t> closed_;
@@ -568,6 +581,7 @@ class Cache {
   int64_t prepares_ = 0;
   int64_t refusals_ = 0;
   StatsBoard board_;
+  mutable Monitor monitor_;
   TraceRecorder trace_;
   TraceCounts trace_start_ = {};  // counters when the recording began
 };

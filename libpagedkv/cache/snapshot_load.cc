@@ -122,14 +122,17 @@ Status Cache::restore_sequence(const Snapshot &snapshot, const pkv_open_options 
   for (int64_t i = num_hit; i < num_total; ++i) own_block(*sequence, i, sequence->table[i]);
   sequence->num_blocks = static_cast<int32_t>(num_total);
   sequence->length = sequence->step_start = snapshot.length;
-  PKV_TRY(order_loaded(sequence->table.data() + num_hit, num_total - num_hit, slot, stream));
-  for (int64_t i = num_hit; i < num_total; ++i) {
+  Status status = order_loaded(sequence->table.data() + num_hit, num_total - num_hit, slot, stream);
+  for (int64_t i = num_hit; i < num_total && status == PKV_OK; ++i) {
     const int32_t block = sequence->table[i];
     const int64_t start = i * block_size, count = std::min<int64_t>(block_size, snapshot.length - start);
     std::memcpy(blocks_.tokens(block), snapshot.tokens.data() + start, sizeof(int64_t) * static_cast<size_t>(count));
   }
-  const Status filled = fill(sequence->table.data() + num_hit, num_hit, num_total - num_hit);
-  if (filled != PKV_OK) return mark_failed(filled);
+  if (status == PKV_OK) status = fill(sequence->table.data() + num_hit, num_hit, num_total - num_hit);
+  if (status != PKV_OK) {
+    finish_close(sequence, index_of(id));  // nobody else knows it
+    return mark_failed(status);
+  }
   settle(sequence, 0, nullptr);
   *out = id;
   finish_call(sequence);
@@ -138,6 +141,7 @@ Status Cache::restore_sequence(const Snapshot &snapshot, const pkv_open_options 
 }
 
 Status Cache::upload_block(int32_t block, const std::vector<char> &bytes) {
+  monitor_.loaded_bytes.add(bytes.size());
   if (!has_several_devices()) return backend_->upload(shard(0).block_address(block), bytes.data(), bytes.size());
   for (const auto &shard : shards_) {
     part_.resize(shard->plan.layout.block_bytes());
@@ -250,7 +254,8 @@ Status Cache::load_prefixes(const pkv_snapshot_io &io, pkv_stream stream, int64_
   }
   evict_over_quota(quota_evictions_);
   blocks_.take(num_needed, new_blocks.data(), kNoNamespace);
-  PKV_TRY(order_loaded(new_blocks.data(), num_needed, slot, stream));
+  // After a failure the rest is given back as it is.
+  Status status = order_loaded(new_blocks.data(), num_needed, slot, stream);
   const int32_t *next_new = new_blocks.data();
   for (int64_t i = 0; i < num_total; ++i) {
     const TreeBlock &node = tree[i];
@@ -258,11 +263,13 @@ Status Cache::load_prefixes(const pkv_snapshot_io &io, pkv_stream stream, int64_
     if (node.block != kNoBlock) continue;
     const int32_t block = blocks[i] = *next_new++;
     blocks_.set_owner(block, node.namespace_index);
+    if (status != PKV_OK) continue;
     std::memcpy(blocks_.tokens(block), tokens.data() + node.node * block_size,
                 sizeof(int64_t) * static_cast<size_t>(block_size));
     const ReblockedNode &cut = nodes[static_cast<size_t>(node.node)];
     fill_block(snapshot, layout_, cut.source, cut.depth, cut.start, block_size, block_memory.data());
-    if (const Status status = upload_block(block, block_memory); status != PKV_OK) return mark_failed(status);
+    status = upload_block(block, block_memory);
+    if (status != PKV_OK) continue;
     if (events_ != nullptr) {
       events_->begin_name(node.parent < 0 ? kNoBlock : blocks[node.parent]);
       uint64_t before = node.parent < 0 ? 0 : blocks_.namespaces()[tree[node.parent].namespace_index].id;
@@ -280,6 +287,7 @@ Status Cache::load_prefixes(const pkv_snapshot_io &io, pkv_stream stream, int64_
   }
   blocks_.release(blocks.data(), num_total, kNoLevel);  // last to first: parents outlive children
   ++serial_;
+  if (status != PKV_OK) return mark_failed(status);
   publish();
   *out_num_blocks = num_needed;
   return PKV_OK;
