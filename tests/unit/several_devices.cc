@@ -192,8 +192,8 @@ TEST_CASE("tables are on every device, and grow on all or none") {
 }
 
 TEST_CASE("a sequence is taken over with what the other cache does not know") {
-  std::shared_ptr<Cache> from, to;
   FaultyBackend first(true), second(true);
+  std::shared_ptr<Cache> from, to;
   CacheOptions options = make_options({&first}, 8);
   options.shard = PKV_SHARD_NONE;
   REQUIRE(create_cache(options, &from) == PKV_OK);
@@ -208,7 +208,7 @@ TEST_CASE("a sequence is taken over with what the other cache does not know") {
   char *block = static_cast<char *>(from->shard(0).block_address(0));
   block[17] = 42;
   REQUIRE(to->take_over(from.get(), id, PKV_STREAM_OF_SEQUENCE, nullptr, &moved) == PKV_OK);
-  CHECK(static_cast<uint32_t>(moved) >> 26 == 1);
+  CHECK((static_cast<uint32_t>(moved) >> 26) == 1);
   CHECK(static_cast<char *>(to->shard(0).block_address(0))[17] == 42);
   pkv_sequence_info info = {};
   CHECK(from->get_info(id, &info) == PKV_NOT_FOUND);
