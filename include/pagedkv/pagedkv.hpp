@@ -288,6 +288,10 @@ class Sequence {
   void commit(Span<int64_t> tokens) { check(pkv_sequence_commit(cache_.get(), id_, tokens.data(), tokens.size())); }
   void truncate(int64_t length) { check(pkv_sequence_truncate(cache_.get(), id_, length)); }
   // Drops tokens [start, start + count); needs a rope in the cache's options.
+  // With PKV_SHARD_SEQUENCES; the id changes.
+  void migrate(int32_t device_index, pkv_stream stream = nullptr) {
+    check(pkv_sequence_migrate(cache_.get(), id_, device_index, stream, &id_));
+  }
   void shift(int64_t start, int64_t count, pkv_stream stream = PKV_STREAM_OF_SEQUENCE) {
     check(pkv_sequence_shift(cache_.get(), id_, start, count, stream));
   }
@@ -590,6 +594,12 @@ class Cache {
     check(pkv_cache_block_ptr(get(), block, &address));
     return address;
   }
+  // With PKV_SHARD_SEQUENCES, what one device holds; the handle belongs to this cache.
+  pkv_cache *part(int32_t device_index) const {
+    pkv_cache *part = nullptr;
+    check(pkv_cache_get_part(get(), device_index, &part));
+    return part;
+  }
   pkv_shard_info shard(int32_t device_index) const {
     auto info = make_struct<pkv_shard_info>();
     check(pkv_cache_get_shard(get(), device_index, &info));
@@ -658,6 +668,12 @@ class Batch {
   Array<int32_t> indices() const { return table<int32_t>(PKV_INDICES); }
   Array<int32_t> last_block_len() const { return table<int32_t>(PKV_LAST_BLOCK_LEN); }
   Array<int64_t> block_pointers() const { return table<int64_t>(PKV_BLOCK_POINTERS); }
+  // Likewise a step of one device.
+  pkv_batch *part(int32_t device_index) const {
+    pkv_batch *part = nullptr;
+    check(pkv_batch_get_part(get(), device_index, &part));
+    return part;
+  }
   // An address on the device, valid while this batch lives and its generation stays.
   pkv_array device_table(pkv_batch_table which, int32_t device_index = 0) const {
     pkv_array array{};

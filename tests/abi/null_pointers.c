@@ -123,6 +123,9 @@ static void test_cache(void) {
   memset(&shard, 0, sizeof shard);
   shard.struct_size = sizeof shard;
   CHECK_INVALID(pkv_cache_get_shard(NULL, 0, &shard), "cache is NULL");
+  pkv_cache *part = NULL;
+  CHECK_INVALID(pkv_cache_get_part(NULL, 0, &part), "cache is NULL");
+  CHECK_INVALID(pkv_cache_get_part(cache, 0, NULL), "out is NULL");
   CHECK_REFUSED(cache, pkv_cache_get_shard(cache, 0, NULL), PKV_INVALID_ARGUMENT, "out is NULL");
   CHECK_INVALID(pkv_cache_victims(NULL, 1, &sequence, 1, &number), "cache is NULL");
   CHECK_REFUSED(cache, pkv_cache_set_kv_scales(cache, 0, NULL, scales), PKV_INVALID_ARGUMENT, "k_scale is NULL");
@@ -293,6 +296,8 @@ static void test_many_sequences(void) {
   int64_t number = 0;
   CHECK_OK(pkv_sequence_append(cache, sequence, NULL, 2, NULL));
   CHECK_INVALID(pkv_sequence_shift(NULL, sequence, 0, 1, NULL), "cache is NULL");
+  CHECK_INVALID(pkv_sequence_migrate(NULL, sequence, 0, NULL, &other), "cache is NULL");
+  CHECK_REFUSED(cache, pkv_sequence_migrate(cache, sequence, 0, NULL, NULL), PKV_INVALID_ARGUMENT, "out is NULL");
   CHECK_INVALID(pkv_sequences_open(NULL, kTokens, 2, counts, 1, NULL, &other, &number), "cache is NULL");
   CHECK_INVALID(pkv_sequences_fork(NULL, &sequence, zeros, 1, &other), "cache is NULL");
   CHECK_INVALID(pkv_sequences_commit(NULL, &sequence, counts, 1, kTokens, 2), "cache is NULL");
@@ -371,6 +376,9 @@ static void test_batch(void) {
   CHECK_INVALID(pkv_batch_get_table(batch, PKV_SEQ_LENS, NULL), "out is NULL");
   CHECK_INVALID(pkv_batch_get_device_table(NULL, PKV_SEQ_LENS, &array), "batch is NULL");
   CHECK_INVALID(pkv_batch_get_device_table(batch, PKV_SEQ_LENS, NULL), "out is NULL");
+  pkv_batch *part = NULL;
+  CHECK_INVALID(pkv_batch_get_part(NULL, 0, &part), "batch is NULL");
+  CHECK_INVALID(pkv_batch_get_part(batch, 0, NULL), "out is NULL");
   CHECK_INVALID(pkv_batch_get_shard_table(NULL, PKV_SEQ_LENS, 0, &array), "batch is NULL");
   CHECK_INVALID(pkv_batch_get_shard_table(batch, PKV_SEQ_LENS, 0, NULL), "out is NULL");
   CHECK_INVALID(pkv_batch_get_info(NULL, &info), "batch is NULL");

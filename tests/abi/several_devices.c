@@ -187,7 +187,76 @@ static void test_refusals(void) {
   CHECK_OPTIONS(PKV_OUT_OF_MEMORY, "");
 }
 
+/* Whole sequences on each device: one handle, and a part for each. */
+static void test_parts(void) {
+  pkv_cache *cache = make_sharded(PKV_SHARD_SEQUENCES);
+  pkv_batch *batch = make_batch(cache, 0);
+  pkv_cache *part = NULL;
+  pkv_batch *step = NULL;
+  pkv_sequence sequences[2], moved = 0;
+  const int64_t counts[] = {3, 4};
+  REQUIRE_OK(pkv_sequences_open(cache, kTokens, 7, counts, 2, NULL, sequences, NULL));
+  CHECK_EQUAL(get_sequence_info(cache, sequences[0]).device_index, 0);
+  CHECK_EQUAL(get_sequence_info(cache, sequences[1]).device_index, 1);
+  CHECK_OK(pkv_batch_prepare(batch, sequences, counts, 2, kTokens, 7, NULL));
+  CHECK_EQUAL(get_cache_stats(cache).num_blocks, 2 * NUM_BLOCKS);
+  CHECK_EQUAL(get_cache_stats(cache).held_blocks, 2);
+  for (int32_t i = 0; i < NUM_DEVICES; ++i) {
+    CHECK_EQUAL(get_shard(cache, i).num_kv_heads, NUM_KV_HEADS);
+    CHECK_EQUAL(get_shard(cache, i).shard, PKV_SHARD_SEQUENCES);
+    CHECK_OK(pkv_cache_get_part(cache, i, &part));
+    CHECK_EQUAL(get_cache_stats(part).held_blocks, 1);
+    CHECK_EQUAL(get_sequence_info(part, sequences[i]).length, counts[i]);
+    CHECK_OK(pkv_batch_get_part(batch, i, &step));
+    pkv_array places;
+    CHECK_OK(pkv_batch_get_table(step, PKV_TOKEN_PLACES, &places));
+    CHECK_EQUAL(places.shape[0], counts[i]);
+    CHECK_EQUAL(((const int64_t *)places.data)[0], i == 0 ? 0 : 3);
+    pkv_array_release(&places);
+    CHECK_OK(pkv_batch_get_shard_table(batch, PKV_SEQ_LENS, i, &places));
+    CHECK_EQUAL(((const int32_t *)places.data)[0], counts[i]);
+    CHECK_FAILS(pkv_batch_prepare(step, NULL, NULL, 0, NULL, 0, NULL), PKV_UNSUPPORTED, "part of another one");
+    CHECK_FAILS(pkv_batch_discard(step), PKV_UNSUPPORTED, "part of another one");
+    pkv_batch_destroy(step); /* they belong to the whole */
+    pkv_cache_destroy(part);
+  }
+  pkv_array table;
+  CHECK_FAILS(pkv_batch_get_table(batch, PKV_SEQ_LENS, &table), PKV_UNSUPPORTED, "tables of its own");
+  void *address = NULL;
+  CHECK_FAILS(pkv_cache_block_ptr(cache, 0, &address), PKV_UNSUPPORTED, "shared out over 2 devices");
+  CHECK_INVALID(pkv_cache_get_part(cache, 2, &part), "device_index is 2");
+  CHECK_INVALID(pkv_batch_get_part(batch, -1, &step), "device_index is -1");
+  CHECK_INVALID(pkv_sequence_migrate(cache, sequences[0], 2, NULL, &moved), "device_index is 2");
+  CHECK_INVALID(pkv_sequence_migrate(cache, sequences[0], 1, PKV_STREAM_OF_SEQUENCE, &moved), "PKV_STREAM_OF_SEQUENCE");
+  CHECK_OK(pkv_sequence_migrate(cache, sequences[0], 1, NULL, &moved));
+  CHECK_EQUAL(get_sequence_info(cache, moved).device_index, 1);
+  CHECK_FAILS(pkv_sequence_truncate(cache, sequences[0], 1), PKV_NOT_FOUND, "is not open");
+  CHECK_FAILS(pkv_sequence_migrate(cache, UINT64_C(1) << 40, 1, NULL, &moved), PKV_NOT_FOUND, "is not open");
+  sequences[0] = moved;
+  /* A part's batch with the whole, and the other way round. */
+  pkv_tensor rows;
+  memset(&rows, 0, sizeof rows);
+  CHECK_OK(pkv_cache_get_part(cache, 0, &part));
+  CHECK_OK(pkv_batch_get_part(batch, 0, &step));
+  CHECK_INVALID(pkv_write_kv(cache, 0, step, &rows, &rows, NULL), "belongs to another cache");
+  CHECK_INVALID(pkv_write_kv(part, 0, batch, &rows, &rows, NULL), "belongs to another cache");
+  CHECK_OK(pkv_sequences_close(cache, sequences, 2, NULL));
+  CHECK_OK(pkv_cache_check(cache));
+  CHECK_OK(pkv_cache_reset(cache));
+  pkv_cache_destroy(cache); /* in any order */
+  pkv_batch_destroy(batch);
+
+  cache = make_sharded(PKV_SHARD_HEADS);
+  batch = make_batch(cache, 0);
+  CHECK_FAILS(pkv_cache_get_part(cache, 0, &part), PKV_UNSUPPORTED, "no parts");
+  CHECK_FAILS(pkv_batch_get_part(batch, 0, &step), PKV_UNSUPPORTED, "no parts");
+  CHECK_FAILS(pkv_sequence_migrate(cache, open_sequence(cache, NULL, 0), 0, NULL, &moved), PKV_UNSUPPORTED, "not shared out");
+  pkv_batch_destroy(batch);
+  pkv_cache_destroy(cache);
+}
+
 int main(void) {
+  test_parts();
   test_shards();
   test_step();
   test_refusals();
