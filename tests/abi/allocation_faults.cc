@@ -105,6 +105,7 @@ struct World {
   pkv_sequence sequences[16] = {};
   int64_t tokens[3 * kTokens] = {};
   pkv_pin pin = 0;
+  pkv_transfer sending = 0, receiving = 0;
   float rows[2 * kTokens * NUM_KV_HEADS * HEAD_DIM] = {};
   size_t text_length = 0;
   char text[1 << 14] = {};
@@ -322,6 +323,29 @@ const Call kCalls[] = {
      }},
     {"touch", [](World &w) { return pkv_prefix_touch(w.cache, w.tokens, kTokens, nullptr, nullptr); }},
     {"pin", [](World &w) { return pkv_prefix_pin(w.cache, w.tokens, kTokens, nullptr, 1000000, &w.pin, nullptr); }},
+    {"send",
+     [](World &w) {
+       pkv_array blocks = {};
+       const pkv_status status = pkv_transfer_send(w.cache, w.sequences[1], 0, -1, nullptr, &w.sending, &blocks);
+       pkv_array_release(&blocks);
+       return status;
+     }},
+    {"receive",
+     [](World &w) {
+       pkv_array blocks = {};
+       pkv_open_options options = {};
+       options.struct_size = sizeof options;
+       options.namespace_id = 1234;
+       const pkv_status status = pkv_transfer_receive(w.cache, 2, &options, nullptr, &w.receiving, &blocks);
+       pkv_array_release(&blocks);
+       return status;
+     }},
+    {"commit transfer",
+     [](World &w) { return pkv_transfer_commit(w.cache, w.receiving, w.tokens, 5, nullptr, &w.sequences[12]); }},
+    {"quarantine", [](World &w) { return pkv_transfer_quarantine(w.cache, w.sending); }},
+    {"finish transfer", [](World &w) { return pkv_transfer_finish(w.cache, w.sending); }},
+    {"close what was received",
+     [](World &w) { return pkv_sequence_close(w.cache, w.sequences[12], PKV_STREAM_OF_SEQUENCE); }},
     {"set_quota", [](World &w) { return pkv_namespace_set_quota(w.cache, 77, 10); }},
     {"sequence save",
      [](World &w) {

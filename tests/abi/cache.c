@@ -219,7 +219,7 @@ static void test_discard(void) {
   /* Another sequence took blocks of the step. */
   CHECK_OK(pkv_batch_prepare(batch, pair, counts, 2, tokens, 12, NULL));
   const pkv_sequence taker = open_sequence(cache, kPrompt, 16);
-  CHECK_REFUSED(cache, pkv_batch_discard(batch), PKV_BUSY, "held");
+  CHECK_REFUSED(cache, pkv_batch_discard(batch), PKV_BUSY, "shared");
   CHECK_OK(pkv_sequence_close(cache, taker, NULL));
   CHECK_OK(pkv_batch_discard(batch));
   CHECK_OK(pkv_sequence_close(cache, pair[1], NULL));
