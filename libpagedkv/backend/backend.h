@@ -52,6 +52,8 @@ class Backend {
   // OUT_OF_MEMORY, with the numbers, when the device has not so much free memory. Contents are undefined.
   virtual Status allocate_memory(uint64_t bytes, DeviceMemory *out) = 0;
   virtual void release_memory(DeviceMemory *memory) = 0;  // empty memory is a no-op
+  // INVALID_ARGUMENT if memory that a caller gave, [bytes], is not of this device. What cannot be told passes.
+  virtual Status check_adopted(const void *, uint64_t) { return PKV_OK; }
   // Grows or shrinks without moving; contents up to the smaller size are kept.
   virtual Status resize_memory(DeviceMemory *memory, uint64_t bytes) = 0;
 

@@ -426,7 +426,7 @@ class Cache {
   void close_transfer(Transfer *transfer);
   void change_references(const Chain &chain, int64_t change);
   Status plan_received_quotas(const Chain &chain, int64_t count);
-  void release_received(const Transfer &transfer, int64_t first);
+  void release_received(const Transfer &transfer, int64_t first, StreamSlot slot);
   Status check_transfers(std::vector<int32_t> *holders) const;
   int64_t num_transfers() const { return static_cast<int64_t>(transfers_.size() - unused_transfers_.size()); }
   void match_prefix(const Sequence &sequence, const int64_t *tokens, int64_t num_tokens, int64_t *out_num_blocks);

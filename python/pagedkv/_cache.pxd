@@ -1,6 +1,6 @@
 from libc.stdint cimport int32_t, int64_t
 
-from pagedkv._arrays cimport AdoptedMemory
+from pagedkv._adopted cimport AdoptedMemory
 from pagedkv._layout cimport Layout
 from pagedkv._sequence cimport Sequence
 from pagedkv.abi cimport pkv_cache, pkv_cache_stats, pkv_sequence, pkv_stats_format

@@ -13,8 +13,9 @@ import weakref
 
 import numpy
 
+from pagedkv._adopted cimport AdoptedMemory
 from pagedkv._arrays cimport (
-    AdoptedMemory, as_double, as_int32, as_int64, as_milliseconds, as_positive, as_text, as_uint64, describe)
+    as_double, as_int32, as_int64, as_milliseconds, as_positive, as_text, as_uint64, describe)
 from pagedkv._attention cimport Rope, attend, move_rows, write_kv
 from pagedkv._batch cimport Batch
 from pagedkv._devices cimport read_shards, set_devices, take_streams
@@ -30,6 +31,7 @@ from pagedkv._pool cimport export_blocks
 from pagedkv._prompt cimport Prompt, read_prompt, release_prompt
 from pagedkv._transfer import receive, regions, send
 from pagedkv._snapshot cimport load_prefixes, load_sequence, save_prefixes
+from pagedkv._views import block_view, k_view, v_view
 from pagedkv.abi cimport (
     PKV_EVICTION_FIFO, PKV_EVICTION_LFU, PKV_EVICTION_LRU, PKV_EVICTION_PRIORITY, PKV_EVICTION_S3FIFO,
     PKV_EVICTION_SLRU, PKV_OFF, PKV_ON, PKV_STREAM_OF_SEQUENCE, pkv_cache_block_ptr, pkv_cache_check, pkv_cache_create,
@@ -480,6 +482,10 @@ Token sequences over blocks of one device, with a prefix cache.
         self.require_open()
         check(pkv_cache_block_ptr(self._cache, index, &address))
         return <uintptr_t> address
+
+    # ---- Its memory as arrays, by functions of another file
+
+    k_view, v_view, block_view = k_view, v_view, block_view
 
     cdef bytes format_stats(self, pkv_stats_format format):
         cdef size_t length = 0

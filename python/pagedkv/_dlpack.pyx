@@ -31,8 +31,8 @@ cdef tuple find_device(str device):
 cdef struct Export:
     DLManagedTensorVersioned versioned
     DLManagedTensor plain
-    int64_t shape[2]
-    int64_t strides[2]
+    int64_t shape[4]
+    int64_t strides[4]
 
 
 cdef void delete_export(Export *exported) noexcept with gil:

@@ -146,6 +146,15 @@ struct Call {
 
 const Call kCalls[] = {
     {"pool create", create_pool},
+    {"pool over memory of others",
+     [](World &w) {
+       PoolOptions options;
+       options.block_bytes = 256;
+       options.memory = w.rows.data();
+       options.memory_bytes = w.rows.size() * sizeof(float);
+       std::shared_ptr<Pool> pool;
+       return Pool::create(&w.backend, options, &pool);
+     }},
     {"pool allocate", [](World &w) { return pkv_pool_allocate(w.pool, 4, w.pool_blocks.data()); }},
     {"pool copy",
      [](World &w) { return pkv_pool_copy_blocks(w.pool, w.pool_blocks.data(), w.pool_blocks.data() + 1, 3, nullptr); }},
@@ -440,7 +449,7 @@ TEST_CASE("backend faults: on the host") {
   std::set<std::string> failed_calls;
   run_all(false, &failed_calls);
   for (const char *name : {"allocate_memory", "resize_memory", "upload", "download", "wait", "query", "check_not_capturing",
-                           "copy_blocks", "move_rows", "zero_blocks", "write_kv", "gather_kv", "attend"}) {
+                           "copy_blocks", "move_rows", "zero_blocks", "write_kv", "gather_kv", "attend", "check_adopted"}) {
     CHECK_MESSAGE(failed_calls.count(name) == 1, std::string(name));
   }
 }

@@ -41,6 +41,7 @@ class FaultyBackend final : public Backend {
     if (memory->base != nullptr && allocations_.erase(memory->base) == 0) ++num_wrong_releases_;
     host_->release_memory(memory);
   }
+  Status check_adopted(const void *, uint64_t) override { return attempt("check_adopted"); }
   int64_t num_wrong_releases() const { return num_wrong_releases_; }
   Status resize_memory(DeviceMemory *memory, uint64_t bytes) override {
     PKV_TRY(attempt("resize_memory"));

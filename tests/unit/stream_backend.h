@@ -55,7 +55,8 @@ class StreamBackend final : public Backend {
     return clock;
   }
   // An event of the caller's own.
-  void order(pkv_stream first, pkv_stream second) { merge_clock(clocks_[id_of(first)], &clocks_[id_of(second)]); }
+  void order(pkv_stream first, pkv_stream second) { order(clocks_[id_of(first)], second); }
+  void order(const StreamClock &first, pkv_stream second) { merge_clock(first, &clocks_[id_of(second)]); }
   // What was noted since the last time, "record 1; wait 2".
   std::string take_log() {
     std::string text;

@@ -23,6 +23,7 @@ class CudaBackend final : public Backend {
   Status query(DeviceInfo *out) override;
   Status allocate_memory(uint64_t bytes, DeviceMemory *out) override;
   void release_memory(DeviceMemory *memory) override;
+  Status check_adopted(const void *memory, uint64_t bytes) override;
   Status resize_memory(DeviceMemory *memory, uint64_t bytes) override;
   Status upload(void *destination, const void *source, uint64_t bytes) override;
   Status download(void *destination, const void *source, uint64_t bytes, pkv_stream stream) override;
@@ -56,6 +57,7 @@ class CudaBackend final : public Backend {
 
   int ordinal_ = 0;
   char device_[16] = "";
+  int ordinal_ = 0;
   char name_[128] = "";
   int32_t compute_capability_ = 0;
   int32_t num_processors_ = 0;
