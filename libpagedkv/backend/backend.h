@@ -64,6 +64,8 @@ class Backend {
   virtual Status create_table_uploader(uint64_t bytes, std::unique_ptr<TableUploader> *out) = 0;
   // Devices with memory of their own: the CSR form of a step whose tables are there. Not called where is_host().
   virtual Status build_csr(const BuildCsrParams &params, pkv_stream stream) = 0;
+  // The tables of the next step, from those of the last one.
+  virtual Status advance(const AdvanceParams &params, pkv_stream stream) = 0;
   // INVALID_ARGUMENT if the stream is capturing a graph: what prepare does must not be recorded.
   virtual Status check_not_capturing(pkv_stream stream) = 0;
   // Device memory that a batch keeps for attend, filled with zeros at first; 0 where none is needed.

@@ -118,7 +118,7 @@ Status Batch::check_bounds(const Step &step, const PrepareOptions &options, int6
   int64_t num_blocks = 0, longest = 0;
   for (size_t i = 0; i < step.items.size(); ++i) {
     const StepItem &item = step.items[i];
-    const int64_t length = item.old_length + item.count;
+    const int64_t length = item.old_length + item.count + step.steps_ahead;
     if (options_.max_sequence_length > 0 && length > options_.max_sequence_length) {
       return fail(PKV_INVALID_ARGUMENT,
                   "sequences[%zu] would have %" PRId64 " tokens, but max_sequence_length is %" PRId64, i, length,
@@ -128,7 +128,7 @@ Status Batch::check_bounds(const Step &step, const PrepareOptions &options, int6
       return fail(PKV_INVALID_ARGUMENT, "counts[%zu] is %" PRId64 ", but max_query_len is %" PRId64, i, item.count,
                   options.max_query_len);
     }
-    num_blocks += item.new_num_blocks;
+    num_blocks += item.new_num_blocks + item.num_ahead;
     longest = std::max(longest, length);
   }
   if (has_csr() && num_blocks > kMaxCount) {
@@ -169,7 +169,9 @@ Status Batch::prepare(const pkv_sequence *ids, const int64_t *counts, int64_t nu
                 options.pad_tokens, total, options_.max_tokens);
   }
 
+  if (options.steps_ahead != 0) PKV_TRY(check_steps_ahead(counts, num_sequences, options));
   planned_.registers = options.registers;
+  planned_.steps_ahead = options.steps_ahead;
   planned_.stream = options.stream;
   PKV_TRY(cache_->plan_step(ids, counts, num_sequences, tokens, num_tokens, &planned_));
   int64_t num_blocks = 0, longest = 0;
@@ -183,6 +185,7 @@ Status Batch::prepare(const pkv_sequence *ids, const int64_t *counts, int64_t nu
     changes_.reserve(static_cast<size_t>(num_blocks + num_old));
   }
   PKV_TRY(ensure_tables(padded_sequences, divide_up(longest, block_size_), has_csr() ? num_blocks : 0));
+  if (options.steps_ahead > 0) PKV_TRY(ensure_step_limits());
 
   PKV_TRY(cache_->apply_step(tokens, &planned_));
   std::swap(step_, planned_);
@@ -199,7 +202,7 @@ void Batch::fill_row(int64_t index, const StepItem &item) {
   const Sequence &sequence = *item.sequence;
   Row &row = rows_[index];
   int32_t *entries = block_table_.data() + index * table_stride_;
-  const int32_t num_used = static_cast<int32_t>(item.new_num_blocks);
+  const int32_t num_used = static_cast<int32_t>(item.new_num_blocks) + item.num_ahead;
   const bool extends = row.id == item.id && row.table_version == sequence.table_version;
   if (extends && num_used == row.num_used && sequence.released_end == row.released_end) return;
   const int32_t first = extends ? row.num_used : 0;
@@ -274,6 +277,7 @@ void Batch::fill_tables(int64_t num_sequences, int64_t num_tokens) {
   std::fill(positions_.data() + token, positions_.data() + num_tokens, 0);
   num_sequences_ = num_sequences;
   num_tokens_ = num_tokens;
+  if (step_limits_.size() > 0) fill_step_limits();
   if (has_csr()) fill_csr(num_sequences);
 }
 
@@ -296,7 +300,7 @@ void Batch::fill_csr(int64_t num_sequences) {
   int32_t end = 0;
   indptr_[0] = 0;
   for (int64_t i = 0; i < num_sequences; ++i) {
-    const int32_t num_used = rows_[i].num_used;
+    const int32_t num_used = static_cast<int32_t>(block_math_.count_blocks(seq_lens_[i]));  // steps ahead left out
     std::copy_n(block_table_.data() + i * table_stride_, num_used, indices_.data() + end);
     end += num_used;
     indptr_[i + 1] = end;
@@ -307,7 +311,7 @@ void Batch::fill_csr(int64_t num_sequences) {
 // The device builds its CSR tables itself: they would travel whole.
 Status Batch::upload_tables() {
   const StepTables host = host_tables();
-  PKV_TRY(device_->upload(host, changes_, step_.stream));
+  PKV_TRY(device_->upload(host, changes_, step_limits_.size() > 0 ? step_limits_.data() : nullptr, step_.stream));
   return has_csr() ? device_->build_csr(host, block_size_, step_.stream) : PKV_OK;
 }
 

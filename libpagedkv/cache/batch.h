@@ -21,6 +21,7 @@ struct BatchOptions {
   int64_t max_sequence_length = 0;  // 0: unbounded
   int32_t num_heads = 0;
   uint32_t formats = PKV_FORMAT_TABLE;
+  bool is_mapped = false;  // tables of a device stay in memory of the host
 };
 
 struct PrepareOptions {
@@ -29,6 +30,7 @@ struct PrepareOptions {
   int64_t pad_sequences = 0;
   int64_t pad_tokens = 0;
   int64_t max_query_len = 0;
+  int64_t steps_ahead = 0;
 };
 
 class Batch {
@@ -39,6 +41,12 @@ class Batch {
   Status prepare(const pkv_sequence *ids, const int64_t *counts, int64_t num_sequences, const int64_t *tokens,
                  int64_t num_tokens, const PrepareOptions &options);
   Status discard();
+
+  // Steps on the device. is_active may be null. Queueing one changes nothing of the host; on the host backend the tables.
+  Status advance(const pkv_tensor *is_active, pkv_stream stream);
+  // out_counts: [num_sequences]; out_num_refused may be null.
+  Status get_advanced(int64_t num_sequences, pkv_stream stream, int64_t *out_counts, int64_t *out_num_refused) const;
+  Status settle(const int64_t *counts, int64_t num_sequences, const int64_t *tokens, int64_t num_tokens);
 
   Status get_table(pkv_batch_table table, pkv_array *out) const;
   Status get_device_table(pkv_batch_table table, pkv_array *out) const;
@@ -77,6 +85,10 @@ class Batch {
   void fill_slot_mapping(const int32_t *blocks, int64_t begin, int64_t end, int64_t *to) const;  // [end - begin]
   void fill_csr(int64_t num_sequences);
   Status upload_tables();
+  Status check_steps_ahead(const int64_t *counts, int64_t num_sequences, const PrepareOptions &options) const;
+  Status ensure_step_limits();
+  void fill_step_limits();
+  Status check_stepping() const;
 
   const std::shared_ptr<Cache> cache_;
   const BatchOptions options_;
@@ -107,6 +119,8 @@ class Batch {
   SharedArray<int32_t> indices_;  // grows
   SharedArray<int32_t> last_block_len_;  // [max_sequences]
   SharedArray<int64_t> block_pointers_;  // [num_blocks]
+  SharedArray<int32_t> step_limits_;  // [max_sequences] once there was a step ahead; see AdvanceParams
+  uint32_t num_refused_ = 0;  // on the host
 
   std::unique_ptr<DeviceTables> device_;  // where the device has memory of its own
   std::vector<TableChange> changes_;  // of the block table since the last upload

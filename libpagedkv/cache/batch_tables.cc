@@ -23,6 +23,7 @@ void Batch::get_info(pkv_batch_info *out) const {
   out->max_query_len = max_query_len_;
   out->max_seq_len = max_seq_len_;
   out->generation = generation_;
+  out->uploaded_bytes = device_ == nullptr ? 0 : device_->uploaded_bytes();
 }
 
 Status Batch::get_device_table(pkv_batch_table table, pkv_array *out) const {

@@ -74,7 +74,8 @@ Status DeviceTables::create(Backend *backend, int64_t max_sequences, int64_t max
   PKV_TRY(tables->workspace_.allocate(backend, workspace_bytes));
   PKV_TRY(backend->fill(tables->workspace_.as<void>(), 0, workspace_bytes));
   const uint64_t staging_bytes =
-      StagingWriter::bytes(max_sequences, sizeof(int32_t)) + StagingWriter::bytes(max_sequences + 1, sizeof(int32_t)) +
+      2 * StagingWriter::bytes(max_sequences, sizeof(int32_t)) +
+      StagingWriter::bytes(max_sequences + 1, sizeof(int32_t)) +
       2 * StagingWriter::bytes(max_tokens, sizeof(int64_t)) + StagingWriter::bytes(max_changes, sizeof(int64_t)) +
       StagingWriter::bytes(max_changes, sizeof(int32_t));
   PKV_TRY(backend->create_table_uploader(staging_bytes, &tables->uploader_));
@@ -102,11 +103,34 @@ Status DeviceTables::resize(int64_t block_table_size, int64_t num_indices) {
   return PKV_OK;
 }
 
+Status DeviceTables::allocate_steps(int64_t max_sequences) {
+  if (step_limits_.as<void>() != nullptr) return PKV_OK;
+  PKV_TRY(num_refused_.allocate(backend_, sizeof(uint32_t)));
+  return step_limits_.allocate(backend_, static_cast<uint64_t>(max_sequences) * sizeof(int32_t));
+}
+
+void DeviceTables::describe_steps(AdvanceParams *out) const {
+  out->step_limits = step_limits_.as<int32_t>();
+  out->block_table = block_table_.as<int32_t>();
+  out->seq_lens = seq_lens_.as<int32_t>();
+  out->slot_mapping = slot_mapping_.as<int64_t>();
+  out->positions = positions_.as<int64_t>();
+  out->num_refused = num_refused_.as<uint32_t>();
+}
+
+Status DeviceTables::download_steps(int64_t num_sequences, pkv_stream stream, int32_t *out_seq_lens,
+                                    uint32_t *out_num_refused) const {
+  const uint64_t bytes = static_cast<uint64_t>(num_sequences) * sizeof(int32_t);
+  if (bytes > 0) PKV_TRY(backend_->download(out_seq_lens, seq_lens_.as<void>(), bytes, stream));
+  return backend_->download(out_num_refused, num_refused_.as<void>(), sizeof(uint32_t), stream);
+}
+
 Status DeviceTables::upload_block_pointers(const int64_t *pointers, int64_t count) {
   return backend_->upload(block_pointers_.as<int64_t>(), pointers, static_cast<uint64_t>(count) * sizeof(int64_t));
 }
 
-Status DeviceTables::upload(const StepTables &host, const std::vector<TableChange> &changes, pkv_stream stream) {
+Status DeviceTables::upload(const StepTables &host, const std::vector<TableChange> &changes, const int32_t *step_limits,
+                            pkv_stream stream) {
   int64_t num_done = 0;
   const int64_t num_changes = static_cast<int64_t>(changes.size());
   do {
@@ -124,6 +148,8 @@ Status DeviceTables::upload(const StepTables &host, const std::vector<TableChang
       params.cu_seqlens_q = writer.write(host.cu_seqlens_q, host.num_sequences + 1);
       params.slot_mapping = writer.write(host.slot_mapping, host.num_tokens);
       params.positions = writer.write(host.positions, host.num_tokens);
+      params.num_step_limits = step_limits == nullptr ? 0 : host.num_sequences;
+      params.step_limits = writer.write(step_limits, params.num_step_limits);
     }
     int64_t *indices = writer.take<int64_t>(params.num_changes);
     int32_t *values = writer.take<int32_t>(params.num_changes);
@@ -138,6 +164,8 @@ Status DeviceTables::upload(const StepTables &host, const std::vector<TableChang
     params.to_slot_mapping = slot_mapping_.as<int64_t>();
     params.to_positions = positions_.as<int64_t>();
     params.to_block_table = block_table_.as<int32_t>();
+    params.to_step_limits = step_limits_.as<int32_t>();
+    if (is_first && step_limits != nullptr) params.to_num_refused = num_refused_.as<uint32_t>();
     PKV_TRY(uploader_->submit(params, stream));
     num_done += params.num_changes;
   } while (num_done < num_changes);

@@ -48,10 +48,19 @@ class DeviceTables {
   // Room for a block table of so many entries, all -1, and for so many indices, undefined; 0: as it was. On failure
   // both stay as they were.
   Status resize(int64_t block_table_size, int64_t num_indices);
-  // Queues the upload of a step. tables: on the host.
-  Status upload(const StepTables &host, const std::vector<TableChange> &changes, pkv_stream stream);
+  // Queues the upload of a step. host: its tables there. step_limits: [host.num_sequences], or null where none were
+  // allocated.
+  Status upload(const StepTables &host, const std::vector<TableChange> &changes, const int32_t *step_limits,
+                pkv_stream stream);
+  uint64_t uploaded_bytes() const { return uploaded_bytes_; }  // by the last upload
   // Queues the CSR tables of the step that was uploaded last on this stream.
   Status build_csr(const StepTables &host, int32_t block_size, pkv_stream stream);
+  // Room for the limits of steps on the device; again does nothing.
+  Status allocate_steps(int64_t max_sequences);
+  // What the kernel that advances is to change, of a step that was uploaded.
+  void describe_steps(AdvanceParams *out) const;
+  // Behind what is queued on the stream. out_seq_lens: [num_sequences].
+  Status download_steps(int64_t num_sequences, pkv_stream stream, int32_t *out_seq_lens, uint32_t *out_num_refused) const;
   Status upload_block_pointers(const int64_t *pointers, int64_t count);
 
   // host with the addresses of the device.
@@ -67,9 +76,11 @@ class DeviceTables {
 
   Backend *const backend_;
   const int64_t max_changes_;  // of the block table in one slot of staging memory
+  uint64_t uploaded_bytes_ = 0;
   std::unique_ptr<TableUploader> uploader_;
   DeviceArray seq_lens_, cu_seqlens_q_, slot_mapping_, positions_, block_table_, block_pointers_, workspace_;
   DeviceArray indptr_, indices_, last_block_len_;  // with the format csr
+  DeviceArray step_limits_, num_refused_;  // once there was a step ahead
 };
 
 }  // namespace pkv

@@ -6,24 +6,9 @@
 #include "base/checked.h"
 #include "base/tokens.h"
 #include "cache/cache.h"
+#include "cache/token_checks.h"
 
 namespace pkv {
-namespace {
-
-Status check_step_tokens(const int64_t *tokens, int64_t num_tokens, bool *out_are_known) {
-  *out_are_known = combine_signs(tokens, num_tokens) >= 0;
-  if (*out_are_known) return PKV_OK;
-  int64_t smallest = 0;
-  for (int64_t i = 0; i < num_tokens; ++i) smallest = std::min(smallest, tokens[i]);
-  if (smallest >= kUnknownToken) return PKV_OK;
-  int64_t i = 0;
-  while (tokens[i] >= kUnknownToken) ++i;
-  return fail(PKV_INVALID_ARGUMENT, "tokens[%" PRId64 "] is %" PRId64 ", neither a token nor -1 (unknown)", i,
-              tokens[i]);
-}
-
-}  // namespace
-
 Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t num_sequences, const int64_t *tokens,
                         int64_t num_tokens, Step *step) {
   PKV_TRY(check_usable());
@@ -56,6 +41,7 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
                       sequence->settled_length,
                       0,
                       sequence->num_blocks,
+                      0,
                       sequence->step_start,
                       sequence->has_appended,
                       sequence->borrows_last,
@@ -77,7 +63,7 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
   expire();
   // What it takes. scratch counts the holders that a block loses to copies planned before.
   int64_t needed = 0, first_short = -1, num_hashes = 0;
-  const int64_t available = blocks_.num_available();
+  const int64_t available = blocks_.num_available(), steps_ahead = step->steps_ahead;
   Status status = PKV_OK;
   int64_t planned = 0;
   for (; planned < num_sequences; ++planned) {
@@ -86,19 +72,25 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
     int64_t new_length = 0;
     const bool overflows = !checked_add(item.old_length, item.count, &new_length);
     item.new_num_blocks = overflows ? 0 : block_math_.count_blocks(new_length);
-    if (overflows || item.new_num_blocks - num_released(*sequence) > num_blocks()) {
+    int64_t num_needed = item.new_num_blocks;
+    if (steps_ahead > 0) {
+      num_needed = block_math_.count_blocks(new_length + steps_ahead);
+      item.num_ahead = static_cast<int32_t>(num_needed - item.new_num_blocks);
+    }
+    if (overflows || num_needed - num_released(*sequence) > num_blocks()) {
       status = fail_shortage(
-          PKV_NEVER_FITS, divide_up(new_length == 0 ? item.count : new_length, block_size), num_blocks(), planned,
+          PKV_NEVER_FITS, divide_up((new_length == 0 ? item.count : new_length) + steps_ahead, block_size),
+          num_blocks(), planned,
           "sequences[%" PRId64 "]: %" PRId64 " tokens and %" PRId64 " more do not fit into %" PRId64 " blocks of %d",
-          planned, item.old_length, item.count, num_blocks(), block_size);
+          planned, item.old_length, item.count + steps_ahead, num_blocks(), block_size);
       break;
     }
-    if (new_length > kMaxLength) {
+    if (new_length + steps_ahead > kMaxLength) {
       status = fail(PKV_INVALID_ARGUMENT, "sequences[%" PRId64 "] would have %" PRId64 " tokens, more than %" PRId64,
-                    planned, new_length, kMaxLength);
+                    planned, new_length + steps_ahead, kMaxLength);
       break;
     }
-    int64_t fresh = item.new_num_blocks - item.old_num_blocks;
+    int64_t fresh = num_needed - item.old_num_blocks;
     if (item.count > 0 && block_math_.offset_of(item.old_length) != 0) {
       const int32_t block = sequence->table[block_math_.index_of(item.old_length)];
       BlockRecord &record = blocks_.record(block);
@@ -141,7 +133,7 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
   step->copy_destinations.reserve(step->items.size());
   step->hashed_blocks.reserve(static_cast<size_t>(num_hashes));
   for (const StepItem &item : step->items) {
-    ensure_table(item.sequence, item.new_num_blocks);
+    ensure_table(item.sequence, item.new_num_blocks + item.num_ahead);
   }
   if (blocks_.namespaces().has_quotas()) PKV_TRY(plan_quotas(step));
   return PKV_OK;
@@ -180,7 +172,7 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
         blocks_.drop_hash(*entry);  // cut through the middle before: its content changes now
       }
     }
-    const int32_t num_needed = static_cast<int32_t>(item.new_num_blocks);
+    const int32_t num_needed = static_cast<int32_t>(item.new_num_blocks) + item.num_ahead;
     if (!sequence->chain.regions.empty()) {  // what was reserved for a copy, or before a rematch
       const int32_t num_there = std::min(num_needed, sequence->num_blocks);
       for (int64_t i = block_math_.count_blocks(item.old_length); i < num_there; ++i) own_block(*sequence, i, table[i]);

@@ -30,9 +30,11 @@ cdef class Batch:
     cdef pkv_sequence *_ids      # arguments of prepare, kept between calls
     cdef int64_t *_counts
     cdef Py_ssize_t _capacity
+    cdef Py_ssize_t _num_items  # sequences of the last prepare
 
     cdef int require_open(self) except -1
     cdef int enter(self) except -1
+    cdef int enter_step(self) except -1
     cdef int require_unused(self) except -1
     cdef int discard(self) except -1
     cdef int get_info(self, pkv_batch_info *out) except -1

@@ -171,6 +171,12 @@ Status CudaBackend::build_csr(const BuildCsrParams &params, pkv_stream stream) {
   return launch_build_csr(params, static_cast<cudaStream_t>(stream));
 }
 
+Status CudaBackend::advance(const AdvanceParams &params, pkv_stream stream) {
+  const ContextScope scope(context_);
+  PKV_TRY(scope.status());
+  return launch_advance(params, static_cast<cudaStream_t>(stream));
+}
+
 Status CudaBackend::check_not_capturing(pkv_stream stream) {
   const ContextScope scope(context_);
   PKV_TRY(scope.status());

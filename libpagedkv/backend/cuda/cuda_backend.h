@@ -30,6 +30,7 @@ class CudaBackend final : public Backend {
   Status fill(void *destination, uint8_t value, uint64_t bytes) override;
   Status create_table_uploader(uint64_t bytes, std::unique_ptr<TableUploader> *out) override;
   Status build_csr(const BuildCsrParams &params, pkv_stream stream) override;
+  Status advance(const AdvanceParams &params, pkv_stream stream) override;
   Status check_not_capturing(pkv_stream stream) override;
   uint64_t attend_workspace_bytes(int32_t head_dim) override;
   Status copy_blocks(const CopyBlocksParams &params, pkv_stream stream) override;

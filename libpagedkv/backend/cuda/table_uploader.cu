@@ -25,6 +25,8 @@ __global__ void __launch_bounds__(kThreads) store_tables(const __grid_constant__
   copy_array(p.to_cu_seqlens_q, p.cu_seqlens_q, p.num_sequences + 1, first, stride);
   copy_array(p.to_slot_mapping, p.slot_mapping, p.num_tokens, first, stride);
   copy_array(p.to_positions, p.positions, p.num_tokens, first, stride);
+  copy_array(p.to_step_limits, p.step_limits, p.num_step_limits, first, stride);
+  if (p.to_num_refused != nullptr && first == 0) *p.to_num_refused = 0;
   for (int64_t i = first; i < p.num_changes; i += stride) p.to_block_table[p.change_indices[i]] = p.change_values[i];
 }
 

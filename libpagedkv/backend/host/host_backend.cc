@@ -1,6 +1,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "backend/host/advance_steps.h"
 #include "backend/host/copy_blocks.h"
 #include "backend/host/host.h"
 #include "backend/host/host_memory.h"
@@ -55,6 +56,10 @@ class HostBackend final : public Backend {
   }
   Status build_csr(const BuildCsrParams &, pkv_stream) override {
     return fail(PKV_INTERNAL, "the host's batches fill their CSR tables themselves");
+  }
+  Status advance(const AdvanceParams &params, pkv_stream) override {
+    advance_host_steps(params);
+    return PKV_OK;
   }
   Status check_not_capturing(pkv_stream) override { return PKV_OK; }
   uint64_t attend_workspace_bytes(int32_t) override { return 0; }
