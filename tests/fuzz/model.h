@@ -97,6 +97,7 @@ class Model {
 
   // Rows of a sequence's tokens from `first` on go into its blocks; with is_garbage wrong ones, as of a failed step.
   void write(const Sequence &sequence, int64_t first, bool is_garbage = false) const;
+  void write_row(int32_t block, int64_t offset, uint64_t row) const { memory_.write(block, offset, row); }
 
   // Every sequence has its length and its rows, every count its value, every pin its blocks, and the cache passes its
   // own audit.
