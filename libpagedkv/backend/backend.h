@@ -47,7 +47,9 @@ class Backend {
 
   // OUT_OF_MEMORY, with the numbers, when the device has not so much free memory. Contents are undefined.
   virtual Status allocate_memory(uint64_t bytes, DeviceMemory *out) = 0;
-  virtual void release_memory(DeviceMemory *memory) = 0;  // empty memory is a no-op
+  // Memory of the host that kernels of the device reach over the link, for small tables; both use the same address.
+  virtual Status allocate_mapped_memory(uint64_t bytes, DeviceMemory *out) = 0;
+  virtual void release_memory(DeviceMemory *memory) = 0;  // of either kind; empty memory is a no-op
   // Grows or shrinks without moving; contents up to the smaller size are kept.
   virtual Status resize_memory(DeviceMemory *memory, uint64_t bytes) = 0;
 

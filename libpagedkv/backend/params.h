@@ -46,19 +46,18 @@ struct StepTables {
   int64_t max_position;        // of a new token; -1 without any
 };
 
-// One prepared step on its way to the device: the sources lie in pinned memory that the device reads, the destinations
-// are the tables of a batch. Changed entries of the block table travel as (index, value).
+// What a prepared step changes of the tables on the device: the sources lie in pinned memory that the device reads, the
+// destinations are the tables of a batch, whose first entries are replaced. Changed entries of the block table travel as
+// (index, value).
 struct UploadTablesParams {
-  int64_t num_sequences, num_tokens, num_changes;
-  const int32_t *seq_lens, *cu_seqlens_q;       // [num_sequences], [num_sequences + 1]
+  int64_t num_seq_lens, num_cu_seqlens_q, num_tokens, num_step_limits, num_changes;
+  const int32_t *seq_lens, *cu_seqlens_q;       // [num_seq_lens], [num_cu_seqlens_q]
   const int64_t *slot_mapping, *positions;      // [num_tokens]
+  const int32_t *step_limits;                   // [num_step_limits]
   const int64_t *change_indices;                // [num_changes]
   const int32_t *change_values;                 // [num_changes]
-  int32_t *to_seq_lens, *to_cu_seqlens_q, *to_block_table;
+  int32_t *to_seq_lens, *to_cu_seqlens_q, *to_block_table, *to_step_limits;
   int64_t *to_slot_mapping, *to_positions;
-  const int32_t *step_limits;                   // [num_step_limits]; 0 of them where nobody steps on the device
-  int64_t num_step_limits;
-  int32_t *to_step_limits;
   uint32_t *to_num_refused;                     // becomes 0, unless it is null
 };
 

@@ -72,7 +72,7 @@ Batch::Batch(std::shared_ptr<Cache> cache, const BatchOptions &options)
 Status Batch::create_device_tables() {
   const Layout &layout = cache_->layout();
   PKV_TRY(DeviceTables::create(cache_->backend(), options_.max_sequences, options_.max_tokens, block_pointers_.size(),
-                               layout.describe_kv(0).head_dim, &device_));
+                               layout.describe_kv(0).head_dim, options_.is_mapped, &device_));
   if (block_pointers_.size() > 0) {
     PKV_TRY(device_->upload_block_pointers(block_pointers_.data(), block_pointers_.size()));
   }
@@ -311,7 +311,8 @@ void Batch::fill_csr(int64_t num_sequences) {
 // The device builds its CSR tables itself: they would travel whole.
 Status Batch::upload_tables() {
   const StepTables host = host_tables();
-  PKV_TRY(device_->upload(host, changes_, step_limits_.size() > 0 ? step_limits_.data() : nullptr, step_.stream));
+  PKV_TRY(device_->upload(host, static_cast<int64_t>(step_.items.size()), changes_,
+                          step_limits_.size() > 0 ? step_limits_.data() : nullptr, step_.stream));
   return has_csr() ? device_->build_csr(host, block_size_, step_.stream) : PKV_OK;
 }
 

@@ -22,6 +22,7 @@ class CudaBackend final : public Backend {
   bool is_host() const override { return false; }
   Status query(DeviceInfo *out) override;
   Status allocate_memory(uint64_t bytes, DeviceMemory *out) override;
+  Status allocate_mapped_memory(uint64_t bytes, DeviceMemory *out) override;
   void release_memory(DeviceMemory *memory) override;
   Status resize_memory(DeviceMemory *memory, uint64_t bytes) override;
   Status upload(void *destination, const void *source, uint64_t bytes) override;
@@ -44,6 +45,7 @@ class CudaBackend final : public Backend {
  private:
   Status prepare_device(int ordinal);
   Status allocate_cuda(uint64_t bytes, void **out);
+  Status note_allocation(void *base, void *memory, bool is_mapped);
 
   char device_[16] = "";
   char name_[128] = "";
@@ -53,7 +55,11 @@ class CudaBackend final : public Backend {
   CUcontext context_ = nullptr;
   cudaStream_t upload_stream_ = nullptr;
   std::mutex mutex_;
-  std::map<void *, void *> allocations_;  // base given out -> what cudaMalloc gave
+  struct Allocation {
+    void *memory;  // as cudaMalloc or cudaHostAlloc gave it
+    bool is_mapped;
+  };
+  std::map<void *, Allocation> allocations_;  // by the base given out
 };
 
 }  // namespace pkv

@@ -32,6 +32,7 @@ class HostBackend final : public Backend {
   }
 
   Status allocate_memory(uint64_t bytes, DeviceMemory *out) override { return allocate_host_memory(bytes, out); }
+  Status allocate_mapped_memory(uint64_t bytes, DeviceMemory *out) override { return allocate_host_memory(bytes, out); }
   void release_memory(DeviceMemory *memory) override { release_host_memory(memory); }
   Status resize_memory(DeviceMemory *memory, uint64_t bytes) override { return resize_host_memory(memory, bytes); }
 
