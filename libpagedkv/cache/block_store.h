@@ -91,6 +91,10 @@ class BlockStore {
     set_hashes(&block, &parent, &hash, 1, is_stale);
   }
 
+  // The same for blocks that were just taken, one after the other in a table. hashes: [count + 1], first what the first
+  // block extends. `previous` is the block before them, or kNoBlock. Nobody is told of them.
+  void register_new(int32_t previous, const int32_t *blocks, const Hash128 *hashes, int64_t count, bool is_stale);
+
   // Starts to load what an access soon to come will touch. Any number may be given.
   void prefetch_block(int64_t block, bool has_row = true) const {
     if (static_cast<uint64_t>(block) >= static_cast<uint64_t>(records_.size())) return;
@@ -150,7 +154,7 @@ class BlockStore {
   void add_duplicate(int32_t twin, int32_t block);
   void forget(int32_t block);
   uint64_t namespace_id(int32_t block) const { return namespaces_[records_[block].namespace_index].id; }
-  void finish_eviction(int32_t block, NamespaceRecord *owner);
+  void finish_evictions(const int32_t *blocks, int64_t count);
   void evict_victims(int64_t count, int32_t *out_blocks);
   void append_owned(NamespaceRecord *owner, int32_t block);
   void remove_owned(NamespaceRecord *owner, int32_t block);

@@ -11,6 +11,7 @@
 // prefix_tree.cc: snapshots. audit.cc, explain_sequence.cc: check and explain. record.cc: recording of calls.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -85,12 +86,35 @@ struct StepItem {
 constexpr int64_t kSettledRun = 16;  // blocks hashed together: what registering them touches is loaded meanwhile
 struct SettledRun {
   int32_t blocks[kSettledRun];
-  Hash128 digests[kSettledRun], parents[kSettledRun], hashes[kSettledRun];
+  Hash128 digests[kSettledRun], parents[kSettledRun];
+  Hash128 hashes[kSettledRun + 1];  // from [1] on; [0] is that of the block before, where the run is one of new blocks
 };
 
-struct HashedBlock {
-  int32_t block;
-  Hash128 hash;
+// Blocks written by a step that it gave a hash.
+class HashedBlocks {
+ public:
+  int64_t size() const { return size_; }
+  int32_t block(int64_t i) const { return blocks_[static_cast<size_t>(i)]; }
+  const Hash128 &hash(int64_t i) const { return hashes_[static_cast<size_t>(i)]; }
+
+  // Makes room for so many, of which there are none yet. Throws std::bad_alloc.
+  void clear(int64_t capacity) {
+    size_ = 0;
+    if (static_cast<int64_t>(hashes_.size()) >= capacity) return;
+    blocks_.resize(static_cast<size_t>(capacity));
+    hashes_.resize(static_cast<size_t>(capacity));
+  }
+  // [count] each; there is room.
+  void append(const int32_t *blocks, const Hash128 *hashes, int64_t count) {
+    std::copy_n(blocks, count, blocks_.data() + size_);
+    std::copy_n(hashes, count, hashes_.data() + size_);
+    size_ += count;
+  }
+
+ private:
+  std::vector<int32_t> blocks_;  // [capacity] each
+  std::vector<Hash128> hashes_;
+  int64_t size_ = 0;
 };
 
 // Cached blocks of its own that a namespace has to give up for a step, so that it stays within its quota.
@@ -109,7 +133,7 @@ struct Growth {
 
 struct Step {
   std::vector<StepItem> items;
-  std::vector<HashedBlock> hashed_blocks;  // blocks written by the step that it gave a hash
+  HashedBlocks hashed_blocks;
   std::vector<int32_t> new_blocks;
   std::vector<int32_t> copy_sources, copy_destinations;
   std::vector<QuotaEviction> quota_evictions;
@@ -350,7 +374,7 @@ class Cache {
   void finish_fork(const Sequence &parent, int64_t length, Sequence *child);
   void copy_history(const Sequence &parent, int64_t length, History *child) const;
   Status check_commit(const Sequence &sequence, const int64_t *tokens, int64_t count) const;
-  void settle(Sequence *sequence, int64_t first_new, std::vector<HashedBlock> *hashed_blocks);
+  void settle(Sequence *sequence, int64_t first_new, HashedBlocks *hashed_blocks);
   void finish_close(Sequence *sequence, uint32_t index);
   Status check_cut(const Sequence &sequence, int64_t length) const;
   void cut(Sequence *sequence, int64_t length);
@@ -382,9 +406,7 @@ class Cache {
   Status check_room(int64_t num_total, int64_t num_needed, int64_t num_protected);
   TraceCounts count_for_trace() const;
   std::vector<uint32_t> order_victims() const;  // indices of the open sequences, best victim first
-  void settle_to(Sequence *sequence, int64_t position, int64_t first_new, std::vector<HashedBlock> *hashed_blocks);
-  void register_run(const int32_t *blocks, int64_t count, bool is_stale, int64_t num_unreported,
-                    std::vector<HashedBlock> *hashed_blocks);
+  void settle_to(Sequence *sequence, int64_t position, int64_t first_new, HashedBlocks *hashed_blocks);
   void settle_new_blocks(Sequence *sequence, int64_t first, int64_t end, const int64_t *tokens, Step *step);
   void append_tokens(const StepItem &item, const int64_t *tokens, Step *step);
   void write_tokens(Sequence *sequence, int64_t first, int64_t end, const int64_t *tokens, bool registers);
@@ -410,7 +432,7 @@ class Cache {
   int64_t num_open_ = 0;
   uint64_t serial_ = 0;  // of the last call that changed anything
   Step single_;  // for append()
-  SettledRun settled_run_;
+  SettledRun settled_runs_[2];
   std::vector<int32_t> matched_;  // hit blocks of one lookup
   std::unique_ptr<PartialIndex> partial_index_;  // with partial_reuse
   std::vector<Sequence *> found_;      // of a call for many

@@ -128,10 +128,9 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
   step->copy_sources.clear();
   step->copy_destinations.clear();
   step->quota_evictions.clear();
-  step->hashed_blocks.clear();
   step->copy_sources.reserve(step->items.size());
   step->copy_destinations.reserve(step->items.size());
-  step->hashed_blocks.reserve(static_cast<size_t>(num_hashes));
+  step->hashed_blocks.clear(num_hashes);
   for (const StepItem &item : step->items) {
     ensure_table(item.sequence, item.new_num_blocks + item.num_ahead);
   }
@@ -176,6 +175,10 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
     if (!sequence->chain.regions.empty()) {  // what was reserved for a copy, or before a rematch
       const int32_t num_there = std::min(num_needed, sequence->num_blocks);
       for (int64_t i = block_math_.count_blocks(item.old_length); i < num_there; ++i) own_block(*sequence, i, table[i]);
+    }
+    if (is_of_one && sequence->num_blocks < num_needed) {
+      std::copy_n(next_new, num_needed - sequence->num_blocks, table + sequence->num_blocks);
+      sequence->num_blocks = num_needed;
     }
     for (; sequence->num_blocks < num_needed; ++sequence->num_blocks) {
       own_block(*sequence, sequence->num_blocks, *next_new);
@@ -323,18 +326,19 @@ Status Cache::discard_step(Step *step) {
     for (int64_t i = item.old_length / block_size; i < end; ++i) check_holds(item.sequence->table[i]);
   }
   // A block of a sequence closed since may have been reused; then its hash is another one, or gone.
-  const auto is_still_hashed = [&](const HashedBlock &hashed) {
-    const BlockRecord &record = blocks_.record(hashed.block);
-    return record.is_hashed && record.hash == hashed.hash;
+  const HashedBlocks &hashed = step->hashed_blocks;
+  const auto is_still_hashed = [&](int64_t i) {
+    const BlockRecord &record = blocks_.record(hashed.block(i));
+    return record.is_hashed && record.hash == hashed.hash(i);
   };
-  for (const HashedBlock &hashed : step->hashed_blocks) {
-    if (is_still_hashed(hashed)) check_holds(hashed.block);
+  for (int64_t i = 0; i < hashed.size(); ++i) {
+    if (is_still_hashed(i)) check_holds(hashed.block(i));
   }
   count_holds(false);
   PKV_TRY(status);
 
-  for (const HashedBlock &hashed : step->hashed_blocks) {
-    if (is_still_hashed(hashed)) blocks_.drop_hash(hashed.block);
+  for (int64_t i = 0; i < hashed.size(); ++i) {
+    if (is_still_hashed(i)) blocks_.drop_hash(hashed.block(i));
   }
   // A copy is undone if nobody has touched the cache since and its source, which another sequence of the step may have
   // gone on writing, is still as it was below the copied length.
