@@ -54,6 +54,7 @@ Status Batch::check_stepping() const {
 
 Status Batch::advance(const pkv_tensor *is_active, pkv_stream stream) {
   PKV_TRY(check_stepping());
+  if (device_ == nullptr) ensure_slots();  // those of the prepare, before they are replaced
   AdvanceParams params = {};
   params.num_sequences = num_sequences_;
   params.block_size = block_size_;

@@ -271,6 +271,22 @@ def test_unknown_tokens_are_committed_later(device):
     cache.check()
 
 
+def test_many_sequences(device):
+    """So many that their slots are not written before somebody asks."""
+    count = 1100
+    cache = make_cache(device, 2 * count)
+    sequences = cache.open_many([[]] * count)
+    batch = cache.batch(max_sequences=count, max_tokens=count, max_sequence_length=8)
+    batch.prepare(sequences, [1] * count, steps_ahead=5)
+    advance_all(batch, 4)
+    moved = arrays.for_device(device)
+    slots = moved.get_table(batch.device_slot_mapping)
+    assert slots.tolist() == [4 * sequence.blocks[1] for sequence in sequences]
+    assert moved.get_table(batch.device_positions).tolist() == [4] * count
+    batch.settle([4] * count)
+    assert {sequence.length for sequence in sequences} == {5}
+
+
 def test_windows_give_back_what_is_behind(device):
     histories = []
     for by_host in (True, False):
