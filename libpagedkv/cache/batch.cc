@@ -117,19 +117,20 @@ Status Batch::ensure_tables(int64_t num_rows, int64_t num_columns, int64_t num_i
 Status Batch::check_bounds(const Step &step, const PrepareOptions &options, int64_t *out_num_blocks,
                            int64_t *out_longest) const {
   int64_t num_blocks = 0, longest = 0;
+  const int64_t most = options_.max_sequence_length - step.steps_ahead;
   for (size_t i = 0; i < step.items.size(); ++i) {
     const StepItem &item = step.items[i];
-    const int64_t length = item.old_length + item.count + step.steps_ahead;
-    if (options_.max_sequence_length > 0 && length > options_.max_sequence_length) {
+    const int64_t length = item.old_length + item.count;
+    if (options_.max_sequence_length > 0 && length > most) {
       return fail(PKV_INVALID_ARGUMENT,
-                  "sequences[%zu] would have %" PRId64 " tokens, but max_sequence_length is %" PRId64, i, length,
-                  options_.max_sequence_length);
+                  "sequences[%zu] would have %" PRId64 " tokens, but max_sequence_length is %" PRId64, i,
+                  length + step.steps_ahead, options_.max_sequence_length);
     }
     if (options.max_query_len > 0 && item.count > options.max_query_len) {
       return fail(PKV_INVALID_ARGUMENT, "counts[%zu] is %" PRId64 ", but max_query_len is %" PRId64, i, item.count,
                   options.max_query_len);
     }
-    num_blocks += item.new_num_blocks + item.num_ahead;
+    num_blocks += item.new_num_blocks;
     longest = std::max(longest, length);
   }
   if (has_csr() && num_blocks > kMaxCount) {
@@ -137,7 +138,7 @@ Status Batch::check_bounds(const Step &step, const PrepareOptions &options, int6
                 num_blocks, kMaxCount);
   }
   *out_num_blocks = num_blocks;
-  *out_longest = longest;
+  *out_longest = longest + step.steps_ahead;
   return PKV_OK;
 }
 
@@ -203,7 +204,7 @@ void Batch::fill_row(int64_t index, const StepItem &item) {
   const Sequence &sequence = *item.sequence;
   Row &row = rows_[index];
   int32_t *entries = block_table_.data() + index * table_stride_;
-  const int32_t num_used = static_cast<int32_t>(item.new_num_blocks) + item.num_ahead;
+  const int32_t num_used = static_cast<int32_t>(item.new_num_blocks);
   const bool extends = row.id == item.id && row.table_version == sequence.table_version;
   if (extends && num_used == row.num_used && sequence.released_end == row.released_end) return;
   const int32_t first = extends ? row.num_used : 0;
@@ -278,7 +279,8 @@ void Batch::fill_tables(int64_t num_sequences, int64_t num_tokens) {
 
 // Not where they travel to a device, or may be looked at any time.
 bool Batch::are_slots_put_off(int64_t num_tokens) const {
-  return num_tokens > kFewTokens && device_ == nullptr && !shows_slots_.load(std::memory_order_relaxed);
+  return num_tokens > kFewTokens && device_ == nullptr && step_.steps_ahead == 0 &&
+         !shows_slots_.load(std::memory_order_relaxed);
 }
 
 // Slots and positions of an item's tokens, from its row of the block table.

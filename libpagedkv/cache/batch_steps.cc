@@ -38,6 +38,10 @@ void Batch::fill_step_limits() {
   const int64_t num_items = static_cast<int64_t>(step_.items.size()), ahead = step_.steps_ahead;
   for (int64_t i = 0; i < num_items; ++i) {
     step_limits_[i] = ahead == 0 ? -1 : static_cast<int32_t>(seq_lens_[i] + ahead);
+    if (ahead == 0) continue;
+    const int64_t position = seq_lens_[i] - 1;  // its block is not the last one
+    const int64_t block = block_table_[i * table_stride_ + block_math_.index_of(position)];
+    slot_mapping_[i] = block * block_size_ + block_math_.offset_of(position);
   }
   std::fill(step_limits_.data() + num_items, step_limits_.data() + num_sequences_, -1);
   num_refused_ = 0;
@@ -54,7 +58,6 @@ Status Batch::check_stepping() const {
 
 Status Batch::advance(const pkv_tensor *is_active, pkv_stream stream) {
   PKV_TRY(check_stepping());
-  if (device_ == nullptr) ensure_slots();  // those of the prepare, before they are replaced
   AdvanceParams params = {};
   params.num_sequences = num_sequences_;
   params.block_size = block_size_;

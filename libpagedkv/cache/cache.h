@@ -72,9 +72,8 @@ struct StepItem {
   int64_t count;
   int64_t old_length;
   int64_t old_settled_length;
-  int64_t new_num_blocks;  // that the tokens need then
+  int64_t new_num_blocks;  // that the tokens need then, and those of the steps ahead
   int32_t old_num_blocks;
-  int32_t num_ahead;  // blocks beyond new_num_blocks that the steps ahead need
   int64_t old_step_start;
   bool had_appended;
   bool had_borrowed;
@@ -142,6 +141,7 @@ struct Step {
   bool are_tokens_known = false;  // all of them
   uint64_t serial = 0;  // the cache's serial number when it was applied; 0: nothing to discard
   bool registers = true;
+  bool appends_simply = true;  // registers, and the last block of new_num_blocks is that of the last token
   int64_t steps_ahead = 0;  // tokens of each sequence that blocks are reserved for, behind those of the step
   pkv_stream stream = nullptr;
 };

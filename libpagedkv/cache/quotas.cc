@@ -86,7 +86,7 @@ Status Cache::plan_quotas(Step *step) {
   Status status = PKV_OK;
   for (size_t i = 0; i < step->items.size() && status == PKV_OK; ++i) {
     const StepItem &item = step->items[i];
-    Growth growth = {block_math_.count_blocks(item.old_length), item.new_num_blocks + item.num_ahead, -1, kNoBlock};
+    Growth growth = {block_math_.count_blocks(item.old_length), item.new_num_blocks, -1, kNoBlock};
     if (item.copies) growth.copied_entry = block_math_.index_of(item.old_length);
     if (item.copies_into_reserved) growth.reserved_copy = item.sequence->table[item.old_num_blocks - 1];
     status = plan_quota_growth(*item.sequence, growth, static_cast<int64_t>(i), &step->quota_evictions);

@@ -16,6 +16,7 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
   const int32_t block_size = layout_.block_size();
   ++plan_serial_;
   step->serial = 0;
+  step->appends_simply = step->registers && step->steps_ahead == 0;
   step->items.resize(static_cast<size_t>(num_sequences));
   step->num_tokens = 0;
   step->are_tokens_known = false;
@@ -41,7 +42,6 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
                       sequence->settled_length,
                       0,
                       sequence->num_blocks,
-                      0,
                       sequence->step_start,
                       sequence->has_appended,
                       sequence->borrows_last,
@@ -64,6 +64,7 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
   // What it takes. scratch counts the holders that a block loses to copies planned before.
   int64_t needed = 0, first_short = -1, num_hashes = 0;
   const int64_t available = blocks_.num_available(), steps_ahead = step->steps_ahead;
+  const int64_t round_up = block_size - 1 + steps_ahead, most_length = kMaxLength - steps_ahead;
   Status status = PKV_OK;
   int64_t planned = 0;
   for (; planned < num_sequences; ++planned) {
@@ -71,13 +72,8 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
     Sequence *sequence = item.sequence;
     int64_t new_length = 0;
     const bool overflows = !checked_add(item.old_length, item.count, &new_length);
-    item.new_num_blocks = overflows ? 0 : block_math_.count_blocks(new_length);
-    int64_t num_needed = item.new_num_blocks;
-    if (steps_ahead > 0) {
-      num_needed = block_math_.count_blocks(new_length + steps_ahead);
-      item.num_ahead = static_cast<int32_t>(num_needed - item.new_num_blocks);
-    }
-    if (overflows || num_needed - num_released(*sequence) > num_blocks()) {
+    item.new_num_blocks = overflows ? 0 : block_math_.index_of(new_length + round_up);
+    if (overflows || item.new_num_blocks - num_released(*sequence) > num_blocks()) {
       status = fail_shortage(
           PKV_NEVER_FITS, divide_up((new_length == 0 ? item.count : new_length) + steps_ahead, block_size),
           num_blocks(), planned,
@@ -85,12 +81,12 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
           planned, item.old_length, item.count + steps_ahead, num_blocks(), block_size);
       break;
     }
-    if (new_length + steps_ahead > kMaxLength) {
+    if (new_length > most_length) {
       status = fail(PKV_INVALID_ARGUMENT, "sequences[%" PRId64 "] would have %" PRId64 " tokens, more than %" PRId64,
                     planned, new_length + steps_ahead, kMaxLength);
       break;
     }
-    int64_t fresh = num_needed - item.old_num_blocks;
+    int64_t fresh = item.new_num_blocks - item.old_num_blocks;
     if (item.count > 0 && block_math_.offset_of(item.old_length) != 0) {
       const int32_t block = sequence->table[block_math_.index_of(item.old_length)];
       BlockRecord &record = blocks_.record(block);
@@ -132,7 +128,7 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
   step->copy_destinations.reserve(step->items.size());
   step->hashed_blocks.clear(num_hashes);
   for (const StepItem &item : step->items) {
-    ensure_table(item.sequence, item.new_num_blocks + item.num_ahead);
+    ensure_table(item.sequence, item.new_num_blocks);
   }
   if (blocks_.namespaces().has_quotas()) PKV_TRY(plan_quotas(step));
   return PKV_OK;
@@ -171,7 +167,7 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
         blocks_.drop_hash(*entry);  // cut through the middle before: its content changes now
       }
     }
-    const int32_t num_needed = static_cast<int32_t>(item.new_num_blocks) + item.num_ahead;
+    const int32_t num_needed = static_cast<int32_t>(item.new_num_blocks);
     if (!sequence->chain.regions.empty()) {  // what was reserved for a copy, or before a rematch
       const int32_t num_there = std::min(num_needed, sequence->num_blocks);
       for (int64_t i = block_math_.count_blocks(item.old_length); i < num_there; ++i) own_block(*sequence, i, table[i]);
@@ -226,7 +222,7 @@ void Cache::append_tokens(const StepItem &item, const int64_t *tokens, Step *ste
   const int64_t end = sequence->length;
   // Blocks that were full before are no part of what discard takes back: K and V of their tokens are there.
   const int64_t first_new = item.old_length;
-  if (item.count == 1 && tokens != nullptr && *tokens >= 0 && step->registers &&
+  if (item.count == 1 && tokens != nullptr && *tokens >= 0 && step->appends_simply &&
       item.old_settled_length == item.old_length && block_math_.offset_of(end) != 0) {  // a decode step, most often
     blocks_.tokens(sequence->table[item.new_num_blocks - 1])[block_math_.offset_of(item.old_length)] = *tokens;
     sequence->settled_length = end;
