@@ -216,6 +216,13 @@ class Layout {
   }
   uint64_t block_bytes() const { return describe().block_bytes; }
   uint64_t token_bytes() const { return describe().token_bytes; }
+  // Of the layout and of what identifies the model.
+  std::vector<uint8_t> fingerprint(Span<uint8_t> model = {}) const {
+    const pkv_layout layout = get();
+    std::vector<uint8_t> digest(32);
+    check(pkv_layout_fingerprint(&layout, model.data(), static_cast<size_t>(model.size()), digest.data()));
+    return digest;
+  }
   pkv_layer_info layer(int32_t index) const {
     const pkv_layout layout = get();
     auto info = make_struct<pkv_layer_info>();
@@ -350,6 +357,13 @@ class Pin {
   int64_t num_tokens_ = 0;
 };
 
+// Blocks that a transfer engine reads or writes. Only its user knows when it is over, so nothing ends it but finish_transfer
+// and commit_transfer of its cache.
+struct Transfer {
+  pkv_transfer id = 0;
+  Array<int32_t> blocks;
+};
+
 class Batch;
 
 class Cache {
@@ -442,6 +456,37 @@ class Cache {
     int64_t num_pinned = 0;
     check(pkv_prefix_pin(get(), tokens.data(), tokens.size(), &options, ttl_ms, &id, &num_pinned));
     return Pin(cache_, id, num_pinned);
+  }
+
+  // end: -1 for the length.
+  Transfer send(pkv_sequence sequence, int64_t start = 0, int64_t end = -1,
+                pkv_stream stream = PKV_STREAM_OF_SEQUENCE) {
+    Transfer transfer;
+    pkv_array blocks{};
+    check(pkv_transfer_send(get(), sequence, start, end, stream, &transfer.id, &blocks));
+    transfer.blocks = Array<int32_t>(blocks);
+    return transfer;
+  }
+  Transfer receive(int64_t num_blocks, const pkv_open_options &options = make_struct<pkv_open_options>(),
+                   pkv_stream stream = nullptr) {
+    Transfer transfer;
+    pkv_array blocks{};
+    check(pkv_transfer_receive(get(), num_blocks, &options, stream, &transfer.id, &blocks));
+    transfer.blocks = Array<int32_t>(blocks);
+    return transfer;
+  }
+  Sequence commit_transfer(pkv_transfer transfer, Span<int64_t> tokens, pkv_stream stream = nullptr) {
+    pkv_sequence id = 0;
+    check(pkv_transfer_commit(get(), transfer, tokens.data(), tokens.size(), stream, &id));
+    return Sequence(cache_, id);
+  }
+  void quarantine_transfer(pkv_transfer transfer) { check(pkv_transfer_quarantine(get(), transfer)); }
+  void finish_transfer(pkv_transfer transfer) { check(pkv_transfer_finish(get(), transfer)); }
+  std::vector<pkv_memory_region> regions() const {
+    std::vector<pkv_memory_region> regions(1, make_struct<pkv_memory_region>());
+    int64_t count = 0;
+    check(pkv_cache_get_regions(get(), regions.data(), 1, &count));
+    return regions;
   }
 
   int64_t invalidate(uint64_t namespace_id) {

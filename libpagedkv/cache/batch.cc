@@ -175,6 +175,7 @@ Status Batch::prepare(const pkv_sequence *ids, const int64_t *counts, int64_t nu
   planned_.registers = options.registers;
   planned_.steps_ahead = options.steps_ahead;
   planned_.stream = options.stream;
+  planned_.tables_slot = tables_slot_;
   PKV_TRY(cache_->plan_step(ids, counts, num_sequences, tokens, num_tokens, &planned_));
   int64_t num_blocks = 0, longest = 0;
   PKV_TRY(check_bounds(planned_, options, &num_blocks, &longest));
@@ -196,8 +197,9 @@ Status Batch::prepare(const pkv_sequence *ids, const int64_t *counts, int64_t nu
   if (device_ != nullptr) {
     if (const Status status = upload_tables(); status != PKV_OK) return cache_->mark_failed(status);
   }
+  tables_slot_ = step_.stream_slot;
   is_prepared_ = true;
-  return PKV_OK;
+  return step_.items.empty() ? cache_->finish_step(step_) : PKV_OK;
 }
 
 void Batch::fill_row(int64_t index, const StepItem &item) {

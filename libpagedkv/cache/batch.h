@@ -104,6 +104,7 @@ class Batch {
   Step step_;  // the last prepared one
   Step planned_;  // the one that a prepare is working on
   bool is_prepared_ = false;
+  StreamSlot tables_slot_ = kNoStream;  // the stream that the tables were last filled and read on
 
   int64_t num_sequences_ = 0;  // padding included
   int64_t num_tokens_ = 0;

@@ -11,6 +11,7 @@ namespace {
 
 // Evicted together: what the next ones need is loaded meanwhile.
 constexpr int64_t kEvictionRun = 16;
+constexpr int64_t kReleasedAhead = 32;  // blocks prefetched before they are released
 
 // The namespaces of blocks that follow each other, mostly one.
 class OwnerOfRun {
@@ -80,6 +81,11 @@ void BlockStore::change_owner(int32_t block, uint32_t namespace_index) {
 }
 
 void BlockStore::hit(const int32_t *blocks, int64_t count) {
+  has_transfers_ ? hit_each<true>(blocks, count) : hit_each<false>(blocks, count);
+}
+
+template <bool kHasTransfers>
+void BlockStore::hit_each(const int32_t *blocks, int64_t count) {
   OwnerOfRun owner(&namespaces_);
   int64_t sum = reuse_distance_sum_.load(std::memory_order_relaxed);
   for (int64_t i = 0; i < count; ++i) {
@@ -90,6 +96,7 @@ void BlockStore::hit(const int32_t *blocks, int64_t count) {
     sum += distance;
     last_uses_[block] = ++clock_;
     BlockRecord &record = records_[block];
+    if (kHasTransfers) end_pending(block);
     if (record.holders++ == 0) leave_cached(block, owner.of(record));
     eviction_.count_hit(block);
   }
@@ -97,6 +104,11 @@ void BlockStore::hit(const int32_t *blocks, int64_t count) {
 }
 
 void BlockStore::release(const int32_t *blocks, int64_t count, uint32_t level) {
+  has_transfers_ ? release_each<true>(blocks, count, level) : release_each<false>(blocks, count, level);
+}
+
+template <bool kHasTransfers>
+void BlockStore::release_each(const int32_t *blocks, int64_t count, uint32_t level) {
   const bool raises = level != kNoLevel && retention_.follows_priority();
   const bool is_queued_in_runs = eviction_.queues_in_runs() && !retention_.has_levels();
   OwnerOfRun owner_of_run(&namespaces_);
@@ -105,11 +117,14 @@ void BlockStore::release(const int32_t *blocks, int64_t count, uint32_t level) {
   Eviction::Run run;
   for (int64_t i = count - 1; i >= 0; --i) {
     const int32_t block = blocks[i];
-    if (i >= 16) __builtin_prefetch(&records[blocks[i - 16]], 1);
+    if (i >= kReleasedAhead) __builtin_prefetch(&records[blocks[i - kReleasedAhead]], 1);
     BlockRecord &record = records[block];
     assert(record.holders > 0 && record.namespace_index != kNoNamespace);
     if (raises) retention_.raise(block, level);
-    if (--record.holders > 0) continue;
+    if (--record.holders > 0) {
+      if (kHasTransfers) begin_pending(block);
+      continue;
+    }
     NamespaceRecord *owner = owner_of_run.of(record);
     --owner->held;
     if (record.is_registered && !record.is_stale) {
@@ -117,7 +132,7 @@ void BlockStore::release(const int32_t *blocks, int64_t count, uint32_t level) {
       ++owner->cached;
       if (owner->quota != 0) append_owned(owner, block);
       if (is_queued_in_runs) {
-        run.append(records, block);
+        eviction_.append(&run, block);
       } else {
         eviction_.cache(block, retention_.level_of(block));
       }
@@ -130,6 +145,33 @@ void BlockStore::release(const int32_t *blocks, int64_t count, uint32_t level) {
   eviction_.cache(run);
   num_cached_ += num_cached;
   free_to_pool(freed_.data(), num_freed);
+}
+
+void BlockStore::hold_for_transfer(const int32_t *blocks, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    assert(records_[blocks[i]].holders > 0);  // so it stays pending if it was, and is not if it was not
+    ++records_[blocks[i]].holders;
+    change_transfer_holds(blocks[i], 1);
+  }
+}
+
+void BlockStore::take_for_transfer(int64_t count, int32_t *out_blocks, uint32_t namespace_index) {
+  take(count, out_blocks, namespace_index);
+  for (int64_t i = 0; i < count; ++i) change_transfer_holds(out_blocks[i], 1);
+  num_pending_ += count;
+}
+
+void BlockStore::release_transfer(const int32_t *blocks, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    end_pending(blocks[i]);
+    change_transfer_holds(blocks[i], -1);
+  }
+  release(blocks, count, kNoLevel);  // which sees what other transfers still hold
+}
+
+void BlockStore::hand_over(const int32_t *blocks, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) change_transfer_holds(blocks[i], -1);
+  num_pending_ -= count;
 }
 
 int32_t BlockStore::find(const Hash128 &hash, const int64_t *tokens) const {
@@ -432,18 +474,18 @@ void BlockStore::finish_evictions(const int32_t *blocks, int64_t count) {
 
 // count <= num_cached().
 void BlockStore::evict_victims(int64_t count, int32_t *out_blocks) {
-  // The index lines of one run are on their way while the run before is finished.
+  // The index lines of two runs are on their way while an earlier run is finished.
   int64_t num_popped = 0, num_finished = 0;
-  while (num_finished < count) {
+  while (num_popped < count) {
+    const int64_t end = num_popped - kEvictionRun;
     const int64_t popped_before = num_popped;
-    if (num_popped < count) {
-      num_popped += eviction_.pop_victims(std::min(count - num_popped, kEvictionRun), out_blocks + num_popped);
-      for (int64_t i = popped_before; i < num_popped; ++i) index_.prefetch(records_[out_blocks[i]].hash);
-    }
-    const int64_t end = num_popped == popped_before ? count : popped_before;
+    num_popped += eviction_.pop_victims(std::min(count - num_popped, kEvictionRun), out_blocks + num_popped);
+    for (int64_t i = popped_before; i < num_popped; ++i) index_.prefetch(records_[out_blocks[i]].hash);
+    if (end <= num_finished) continue;
     finish_evictions(out_blocks + num_finished, end - num_finished);
     num_finished = end;
   }
+  finish_evictions(out_blocks + num_finished, count - num_finished);
 }
 
 void BlockStore::append_owned(NamespaceRecord *owner, int32_t block) {

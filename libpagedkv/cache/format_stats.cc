@@ -66,12 +66,14 @@ constexpr Field kFields[] = {
     PKV_FIELD(num_events, "events", kCounter, "Events made."),
     PKV_FIELD(dropped_events, "dropped_events", kCounter, "Of those, events lost because nobody read them in time."),
     PKV_FIELD(reuse_distance, "reuse_distance", kHistogram, "Uses of blocks between two uses of a block that was hit."),
+    PKV_FIELD(num_transfers, "transfers", kGauge, "Open transfers."),
+    PKV_FIELD(quarantined_blocks, "quarantined_blocks", kGauge, "Blocks of quarantined transfers."),
 };
 
 #undef PKV_FIELD
 
 // The struct has no member that the table has not.
-static_assert(kFields[std::size(kFields) - 1].offset + sizeof(pkv_cache_stats::reuse_distance) == sizeof(pkv_cache_stats),
+static_assert(kFields[std::size(kFields) - 1].offset + sizeof(pkv_cache_stats::quarantined_blocks) == sizeof(pkv_cache_stats),
               "the last member of pkv_cache_stats stands last in the table");
 
 constexpr int kNumBuckets = static_cast<int>(std::size(decltype(pkv_cache_stats::reuse_distance){}));

@@ -75,6 +75,7 @@ Status Cache::save_sequence(pkv_sequence id, const pkv_snapshot_io &io, pkv_stre
   SnapshotSink sink(io);
   PKV_TRY(sink.open());
   PKV_TRY(write_index(snapshot, layout_, &sink));
+  PKV_TRY(order_snapshot(sequence, sequence->table.data(), snapshot.num_blocks(), stream));
   return write_blocks(snapshot, sequence->table.data(), stream, &sink);
 }
 
@@ -100,6 +101,7 @@ Status Cache::save_prefixes(const pkv_snapshot_io &io, pkv_stream stream) {
   SnapshotSink sink(io);
   PKV_TRY(sink.open());
   PKV_TRY(write_index(snapshot, layout_, &sink));
+  PKV_TRY(order_snapshot(nullptr, blocks.data(), snapshot.num_blocks(), stream));
   return write_blocks(snapshot, blocks.data(), stream, &sink);
 }
 

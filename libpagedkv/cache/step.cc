@@ -130,6 +130,7 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
   for (const StepItem &item : step->items) {
     ensure_table(item.sequence, item.new_num_blocks);
   }
+  PKV_TRY(begin_stream(step->stream, &step->stream_slot));
   if (blocks_.namespaces().has_quotas()) PKV_TRY(plan_quotas(step));
   return PKV_OK;
 }
@@ -140,6 +141,7 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
   const bool is_of_one = step->items.size() == 1 && step->items[0].sequence->chain.regions.empty();
   const uint32_t owner = is_of_one ? step->items[0].sequence->chain.first.index : kNoNamespace;
   blocks_.take(step->num_new_blocks, step->new_blocks.data(), owner);
+  if (streams_.is_several()) PKV_TRY(order_step(step));
   const int32_t *next_new = step->new_blocks.data();
   ++serial_;
   for (StepItem &item : step->items) {
@@ -153,6 +155,7 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
         const int32_t target = item.copies_into_reserved ? table[--sequence->num_blocks] : *next_new++;
         std::memcpy(blocks_.tokens(target), blocks_.tokens(*entry),
                     sizeof(int64_t) * static_cast<size_t>(offset));
+        if (streams_.is_several()) streams_.note_used(entry, 1, step->stream_slot);
         if (blocks_.record(*entry).holders > 1) {
           blocks_.release_shared(*entry, sequence->level);
         } else {
@@ -182,6 +185,7 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
     }
     sequence->length = new_length;
     sequence->stream = step->stream;
+    if (sequence->stream_slot != step->stream_slot) set_stream(sequence, step->stream, step->stream_slot);
     if (item.count > 0) {
       sequence->has_appended = true;
       sequence->borrows_last = false;
@@ -200,7 +204,7 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
   }
   step->serial = serial_;
   publish();
-  return PKV_OK;
+  return record_ended_streams();
 }
 
 // Queues the copies on write of a call; no destination is a source. A failure leaves the cache unusable.
@@ -311,9 +315,9 @@ Status Cache::discard_step(Step *step) {
   };
   const auto check_holds = [&](int32_t block) {
     const BlockRecord &record = blocks_.record(block);
-    if (record.holders == static_cast<int32_t>(record.scratch) || status != PKV_OK) return;
+    if (record.holders == 0 || record.holders == static_cast<int32_t>(record.scratch) || status != PKV_OK) return;
     status = fail(PKV_BUSY,
-                  "block %d of the failed step is shared by a sequence opened or forked since; close it first", block);
+                  "block %d of the failed step is shared by a sequence or a transfer opened since; close that first", block);
   };
   count_holds(true);
   for (const StepItem &item : step->items) {
@@ -357,7 +361,7 @@ Status Cache::discard_step(Step *step) {
     int32_t *table = sequence->table.data();
     int32_t kept = item->old_num_blocks;
     if (item->copies_into_reserved) --kept;  // that block became the copy
-    if (kept < sequence->num_blocks) blocks_.release(table + kept, sequence->num_blocks - kept, sequence->level);
+    if (kept < sequence->num_blocks) release_used(*sequence, table + kept, sequence->num_blocks - kept);
     sequence->num_blocks = std::min(sequence->num_blocks, kept);
     if (item->copies) {
       int32_t *entry = table + item->old_length / block_size;
@@ -367,7 +371,7 @@ Status Cache::discard_step(Step *step) {
       if (item->copies_into_reserved) {
         table[sequence->num_blocks++] = copy;
       } else {
-        blocks_.release(&copy, 1, sequence->level);
+        release_used(*sequence, &copy, 1);
       }
     }
     sequence->length = item->old_length;

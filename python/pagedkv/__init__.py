@@ -27,6 +27,7 @@ from pagedkv._pool import Pool, cuda_info, device_info
 from pagedkv._layout import Layout
 from pagedkv._cache import Cache
 from pagedkv._sequence import Sequence
+from pagedkv._transfer import Transfer
 from pagedkv._snapshot import block_hash
 from pagedkv._pin import Pin
 from pagedkv._batch import Batch
@@ -51,6 +52,7 @@ __all__ = [
     "Pool",
     "Rope",
     "Sequence",
+    "Transfer",
     "UnsupportedError",
     "block_hash",
     "cuda_info",

@@ -26,6 +26,7 @@ from pagedkv._sequences import accept, close_many, commit_many, fork_many, open_
 from pagedkv._memory cimport set_memory
 from pagedkv._pool cimport export_blocks
 from pagedkv._prompt cimport Prompt, read_prompt, release_prompt
+from pagedkv._transfer import receive, regions, send
 from pagedkv._snapshot cimport load_prefixes, load_sequence, save_prefixes
 from pagedkv.abi cimport (
     PKV_EVICTION_FIFO, PKV_EVICTION_LFU, PKV_EVICTION_LRU, PKV_EVICTION_PRIORITY, PKV_EVICTION_S3FIFO,
@@ -223,6 +224,10 @@ Token sequences over blocks of one device, with a prefix cache.
     probe, touch, pin = probe, touch, pin
     invalidate, set_quota, namespace_stats = invalidate, set_quota, namespace_stats
 
+    # ---- Transfers, by functions of another file
+
+    send, receive, regions = send, receive, regions
+
     # ---- Blocks
 
     def evict(self, n=None):
@@ -269,7 +274,7 @@ Token sequences over blocks of one device, with a prefix cache.
         return [sequence for sequence in victims if sequence is not None]
 
     def reset(self):
-        """Forgets every cached block and every pin. BusyError while sequences are open."""
+        """Forgets every cached block and every pin. BusyError while sequences or transfers are open."""
         self.enter()
         check(pkv_cache_reset(self._cache))
 
@@ -467,8 +472,9 @@ Token sequences over blocks of one device, with a prefix cache.
 
     def close(self):
         """Gives the memory back. Open sequences are gone with it (NotFoundError); so are the batches. BusyError while
-        views of the memory live or kernels run; closing again does nothing."""
+        views of the memory live, kernels run or transfers are open; closing again does nothing."""
         cdef pkv_cache *cache
+        cdef pkv_cache_stats stats
         if self._cache == NULL:
             return
         self.enter()
@@ -476,6 +482,9 @@ Token sequences over blocks of one device, with a prefix cache.
             raise BusyError("close while kernels are running")
         if self._num_views > 0:
             raise BusyError(f"close while {self._num_views} views of the cache's memory live")
+        self.get_stats(&stats)
+        if stats.num_transfers > 0:
+            raise BusyError(f"close while {stats.num_transfers} transfers are open: they may still read or write")
         batches = list(self._batches)
         for batch in batches:
             (<Batch> batch).require_unused()

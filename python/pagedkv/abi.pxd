@@ -257,6 +257,8 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         uint64_t num_events
         uint64_t dropped_events
         int64_t reuse_distance[32]
+        int64_t num_transfers
+        int64_t quarantined_blocks
     pkv_status pkv_cache_get_stats(const pkv_cache *cache, pkv_cache_stats *out)
 
     ctypedef enum pkv_stats_format:
@@ -490,3 +492,26 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
     int32_t pkv_host_num_threads()
     pkv_status pkv_host_set_isa(const char *isa)
     const char *pkv_host_isa()
+
+    # ---- 11. Transfers
+    ctypedef uint64_t pkv_transfer
+    pkv_status pkv_transfer_send(pkv_cache *cache, pkv_sequence sequence, int64_t start, int64_t end,
+                                 pkv_stream stream, pkv_transfer *out, pkv_array *out_blocks)
+    pkv_status pkv_transfer_receive(pkv_cache *cache, int64_t num_blocks, const pkv_open_options *options,
+                                    pkv_stream stream, pkv_transfer *out, pkv_array *out_blocks)
+    pkv_status pkv_transfer_commit(pkv_cache *cache, pkv_transfer transfer, const int64_t *tokens,
+                                   int64_t num_tokens, pkv_stream stream, pkv_sequence *out)
+    pkv_status pkv_transfer_quarantine(pkv_cache *cache, pkv_transfer transfer)
+    pkv_status pkv_transfer_finish(pkv_cache *cache, pkv_transfer transfer)
+
+    ctypedef struct pkv_memory_region:
+        size_t struct_size
+        void *base
+        uint64_t bytes
+        uint64_t block_bytes
+        int64_t first_block
+        int64_t num_blocks
+        char device[16]
+    pkv_status pkv_cache_get_regions(const pkv_cache *cache, pkv_memory_region *out, int64_t capacity,
+                                     int64_t *out_count)
+    pkv_status pkv_layout_fingerprint(const pkv_layout *layout, const void *model, size_t model_bytes, uint8_t *out)

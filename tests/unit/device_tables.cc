@@ -125,6 +125,13 @@ class LateDevice final : public Backend {
     return PKV_OK;
   }
   Status check_not_capturing(pkv_stream) override { return PKV_OK; }
+  bool has_streams() override { return false; }  // one, in whose order everything is done
+  Status stream_id(pkv_stream, uint64_t *) override { return PKV_INTERNAL; }
+  Status create_event(DeviceEvent *) override { return PKV_INTERNAL; }
+  void destroy_event(DeviceEvent) override {}
+  Status record_event(DeviceEvent, pkv_stream) override { return PKV_INTERNAL; }
+  Status wait_event(DeviceEvent, pkv_stream) override { return PKV_INTERNAL; }
+  bool is_event_done(DeviceEvent) override { return true; }
   uint64_t attend_workspace_bytes(int32_t) override { return 0; }
   Status copy_blocks(const CopyBlocksParams &, pkv_stream) override { return PKV_OK; }
   Status move_rows(const MoveRowsParams &, pkv_stream) override { return PKV_OK; }
