@@ -156,8 +156,8 @@ def make_stepping(report):
              f"{row['by_device']['us_per_step']:.2f} us", f"{row['ratio']:.2f}",
              *(f"{row['parts_us'][name]:.2f} us" for name in ("prepare", "advance", "get_advanced", "settle"))]
             for row in report["rows"]]
-    return (f"{format_table(header, rows)}\nOn {report['date']}, commit {report['commit']}, device {report['device']}, by step, with "
-            f"{report['steps_ahead']} steps ahead; the parts by call (`advance` is called for each step, the others once): "
+    return (f"{format_table(header, rows)}\nOn {report['date']}, commit {report['commit']}, device {report['device']}, by step, "
+            f"with {report['steps_ahead']} steps ahead; the parts by call (`advance` is called for each step, the others once): "
             f"`{report['file']}`. With 0 layers only the tables are made.\n")
 
 
