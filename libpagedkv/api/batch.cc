@@ -1,6 +1,7 @@
 #include <cinttypes>
 
 #include "api/traced.h"
+#include "base/ranges.h"
 
 using namespace pkv;
 
@@ -60,6 +61,7 @@ pkv_status pkv_batch_prepare(pkv_batch *batch, const pkv_sequence *sequences, co
     prepare_options.pad_tokens = given.pad_tokens;
     prepare_options.max_query_len = given.max_query_len;
     prepare_options.steps_ahead = given.steps_ahead;
+    const Range range("pagedkv.prepare");
     const Status status = batch->batch->prepare(sequences, counts, num_sequences, tokens, num_tokens, prepare_options);
     if (given.steps_ahead != 0) {
       return traced(*batch, TraceCall::kPrepareAhead, status, array_of(sequences, num_sequences),
@@ -75,6 +77,7 @@ pkv_status pkv_batch_prepare(pkv_batch *batch, const pkv_sequence *sequences, co
 pkv_status pkv_batch_advance(pkv_batch *batch, const pkv_tensor *is_active, pkv_stream stream) {
   return guarded([&]() -> Status {
     PKV_TRY(check_batch(batch));
+    const Range range("pagedkv.advance");
     return batch->batch->advance(is_active, stream);
   });
 }
@@ -95,6 +98,7 @@ pkv_status pkv_batch_settle(pkv_batch *batch, const int64_t *counts, int64_t num
     PKV_TRY(check_array("counts", counts, num_sequences));
     if (num_tokens < 0) return fail(PKV_INVALID_ARGUMENT, "num_tokens is %" PRId64 ", negative", num_tokens);
     PKV_TRY(check_array("tokens", tokens, num_tokens));
+    const Range range("pagedkv.settle");
     return traced(*batch, TraceCall::kSettle, batch->batch->settle(counts, num_sequences, tokens, num_tokens),
                   array_of(counts, num_sequences), array_of(tokens, num_tokens));
   });
