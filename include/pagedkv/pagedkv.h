@@ -604,6 +604,10 @@ typedef struct pkv_batch pkv_batch;
 #define PKV_FORMAT_CSR 2u      /* indptr, indices, last_block_len */
 #define PKV_FORMAT_POINTERS 4u /* block_pointers int64 [num_blocks]: the address of every block */
 
+/* For measurements (docs/device-tables.md): MAPPED tables stay in pinned memory of the host, and kernels read them over
+ * the link. On the host backend both are the same. */
+typedef enum pkv_table_memory { PKV_TABLES_DEVICE = 0, PKV_TABLES_MAPPED = 1 } pkv_table_memory;
+
 typedef struct pkv_batch_options {
   size_t struct_size;
   int64_t max_sequences;
@@ -611,6 +615,7 @@ typedef struct pkv_batch_options {
   int64_t max_sequence_length; /* 0: unbounded, tables grow on demand */
   int32_t num_heads;           /* query heads, for the attention workspace; 0: found at the first attend */
   uint32_t formats;            /* 0: PKV_FORMAT_TABLE */
+  pkv_table_memory tables;     /* where kernels find the tables; default: in the device's memory */
 } pkv_batch_options;
 
 PKV_API pkv_status pkv_batch_create(pkv_cache *cache, const pkv_batch_options *options, pkv_batch **out);
@@ -624,6 +629,7 @@ typedef struct pkv_prepare_options {
   int64_t pad_sequences;      /* 0, or pad to so many sequences of length 0 */
   int64_t pad_tokens;         /* 0, or pad to so many tokens of slot -1 */
   int64_t max_query_len;      /* 0, or a bound on counts that the choice of kernel may depend on */
+  int64_t steps_ahead;        /* 0, or so many further tokens of each sequence are prepared: see pkv_batch_advance */
 } pkv_prepare_options;
 
 /*
@@ -681,8 +687,37 @@ typedef struct pkv_batch_info {
   int64_t max_query_len;
   int64_t max_seq_len;
   uint64_t generation;   /* changes when a table moves */
+  uint64_t uploaded_bytes; /* to the device by the last prepare; 0 on the host */
 } pkv_batch_info;
 PKV_API pkv_status pkv_batch_get_info(const pkv_batch *batch, pkv_batch_info *out);
+
+/*
+ * Steps without the host. A prepare with steps_ahead = K, of one new token for every sequence and in a batch with
+ * max_sequence_length, also reserves the blocks of K further tokens, all or none, and shows them in the block table;
+ * max_seq_len is then the bound with all K. After that step up to K times: advance makes the tables of the next one on
+ * the device, write_kv and attend use them. All of it may be captured in one CUDA graph that is replayed, also after
+ * later prepares of the same padded size. At the end settle tells the cache. What was reserved and not used stays with
+ * the sequences for their next tokens; pkv_sequence_truncate to the same length gives it back. A prepare instead of
+ * settle drops the steps.
+ */
+
+/* Queues: every active sequence gets a token more, at its next position and slot. One that is not active, or has no
+ * room left, keeps its length and gets slot -1, which write_kv skips; its row of attend is one of its last position, to be
+ * ignored. It may be active again later. is_active: bool or int32 [num_sequences, padding included] on the cache's
+ * device, or NULL for all. stream: that of the prepare. On a device the tables of the host stay those of the prepare. A
+ * sequence that was closed, truncated or appended to since must not be active: its blocks may be others'. */
+PKV_API pkv_status pkv_batch_advance(pkv_batch *batch, const pkv_tensor *is_active, pkv_stream stream);
+
+/* Waits for the stream. out_counts, [num_sequences] without padding: tokens that each sequence got by advance.
+ * out_num_refused, how often an active one had no room, may be NULL. */
+PKV_API pkv_status pkv_batch_get_advanced(const pkv_batch *batch, int64_t num_sequences, pkv_stream stream,
+                                          int64_t *out_counts, int64_t *out_num_refused);
+
+/* Appends counts[i] tokens, 0 to K, to the sequences of the prepare, all or none: as prepare would, but their K and V are
+ * there, so no block is taken or copied. tokens as in prepare. A sequence that was changed since (forks are no change) is
+ * INVALID_ARGUMENT, a closed one NOT_FOUND, unless its count is 0. Once for a prepare; there is nothing to discard then. */
+PKV_API pkv_status pkv_batch_settle(pkv_batch *batch, const int64_t *counts, int64_t num_sequences,
+                                    const int64_t *tokens, int64_t num_tokens);
 
 /* ---- 7. Prefixes and namespaces ------------------------------------------------------------------------------ */
 

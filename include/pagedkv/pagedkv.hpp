@@ -654,6 +654,21 @@ class Batch {
                             tokens.size() == 0 ? nullptr : tokens.data(), tokens.size(), &options));
   }
   void discard() { check(pkv_batch_discard(get())); }
+  // Steps without the host, behind a prepare with steps_ahead. is_active: NULL for all.
+  void advance(const pkv_tensor *is_active = nullptr, pkv_stream stream = nullptr) {
+    check(pkv_batch_advance(get(), is_active, stream));
+  }
+  // How many tokens each of the num_sequences got.
+  std::vector<int64_t> advanced(int64_t num_sequences, pkv_stream stream = nullptr,
+                                int64_t *out_num_refused = nullptr) const {
+    std::vector<int64_t> counts(static_cast<size_t>(num_sequences));
+    check(pkv_batch_get_advanced(get(), num_sequences, stream, counts.data(), out_num_refused));
+    return counts;
+  }
+  void settle(Span<int64_t> counts, Span<int64_t> tokens = {}) {
+    check(pkv_batch_settle(get(), counts.data(), counts.size(), tokens.size() == 0 ? nullptr : tokens.data(),
+                           tokens.size()));
+  }
   pkv_batch_info info() const {
     auto info = make_struct<pkv_batch_info>();
     check(pkv_batch_get_info(get(), &info));

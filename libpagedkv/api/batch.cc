@@ -16,6 +16,10 @@ Status check_no_part(const pkv_batch *batch) {
   return fail(PKV_UNSUPPORTED, "the batch is a part of another one: the whole is prepared and discarded");
 }
 
+Status fail_over_parts(const char *what) {
+  return fail(PKV_UNSUPPORTED, "%s: the cache shares its sequences out over several devices", what);
+}
+
 Status read_device_table(const pkv_batch *batch, pkv_batch_table table, int32_t device_index, pkv_array *out) {
   if (batch->parts.empty()) return batch->batch->get_device_table(table, device_index, out);
   if (device_index < 0 || static_cast<size_t>(device_index) >= batch->parts.size()) {
@@ -34,8 +38,15 @@ pkv_status pkv_batch_create(pkv_cache *cache, const pkv_batch_options *options, 
     PKV_TRY(check_pointer("cache", cache));
     pkv_batch_options given;
     PKV_TRY(read_struct("options", options, &given));
-    const BatchOptions batch_options = {given.max_sequences, given.max_tokens, given.max_sequence_length,
-                                        given.num_heads, given.formats | PKV_FORMAT_TABLE};
+    if (given.tables != PKV_TABLES_DEVICE && given.tables != PKV_TABLES_MAPPED) {
+      return fail(PKV_INVALID_ARGUMENT, "tables is %d, unknown", static_cast<int>(given.tables));
+    }
+    const BatchOptions batch_options = {given.max_sequences,
+                                        given.max_tokens,
+                                        given.max_sequence_length,
+                                        given.num_heads,
+                                        given.formats | PKV_FORMAT_TABLE,
+                                        given.tables == PKV_TABLES_MAPPED};
     auto handle = std::make_unique<pkv_batch>();
     handle->cache = cache->cache;
     handle->options = given;
@@ -104,15 +115,55 @@ pkv_status pkv_batch_prepare(pkv_batch *batch, const pkv_sequence *sequences, co
     prepare_options.pad_sequences = given.pad_sequences;
     prepare_options.pad_tokens = given.pad_tokens;
     prepare_options.max_query_len = given.max_query_len;
+    prepare_options.steps_ahead = given.steps_ahead;
     const Range range("pagedkv.prepare");
     if (!batch->parts.empty()) {
+      if (given.steps_ahead != 0) return fail_over_parts("steps_ahead");
       return prepare_parts(batch, sequences, counts, num_sequences, tokens, num_tokens, prepare_options);
     }
     PKV_TRY(batch->cache->adopt_stream(&prepare_options.stream));
-    return traced(*batch, TraceCall::kPrepare,
-                  batch->batch->prepare(sequences, counts, num_sequences, tokens, num_tokens, prepare_options),
-                  array_of(sequences, num_sequences), array_of(counts, num_sequences), array_of(tokens, num_tokens),
-                  prepare_options.registers, given.pad_sequences, given.pad_tokens, given.max_query_len);
+    const Status status = batch->batch->prepare(sequences, counts, num_sequences, tokens, num_tokens, prepare_options);
+    if (given.steps_ahead != 0) {
+      return traced(*batch, TraceCall::kPrepareAhead, status, array_of(sequences, num_sequences),
+                    array_of(counts, num_sequences), array_of(tokens, num_tokens), prepare_options.registers,
+                    given.pad_sequences, given.pad_tokens, given.max_query_len, given.steps_ahead);
+    }
+    return traced(*batch, TraceCall::kPrepare, status, array_of(sequences, num_sequences),
+                  array_of(counts, num_sequences), array_of(tokens, num_tokens), prepare_options.registers,
+                  given.pad_sequences, given.pad_tokens, given.max_query_len);
+  });
+}
+
+pkv_status pkv_batch_advance(pkv_batch *batch, const pkv_tensor *is_active, pkv_stream stream) {
+  return guarded([&]() -> Status {
+    PKV_TRY(check_batch(batch));
+    if (!batch->parts.empty()) return fail_over_parts("advance");
+    const Range range("pagedkv.advance");
+    return batch->batch->advance(is_active, stream);
+  });
+}
+
+pkv_status pkv_batch_get_advanced(const pkv_batch *batch, int64_t num_sequences, pkv_stream stream,
+                                  int64_t *out_counts, int64_t *out_num_refused) {
+  return guarded([&]() -> Status {
+    PKV_TRY(check_batch(batch));
+    if (!batch->parts.empty()) return fail_over_parts("get_advanced");
+    PKV_TRY(check_array("out_counts", out_counts, num_sequences));
+    return batch->batch->get_advanced(num_sequences, stream, out_counts, out_num_refused);
+  });
+}
+
+pkv_status pkv_batch_settle(pkv_batch *batch, const int64_t *counts, int64_t num_sequences, const int64_t *tokens,
+                            int64_t num_tokens) {
+  return guarded([&]() -> Status {
+    PKV_TRY(check_batch(batch));
+    if (!batch->parts.empty()) return fail_over_parts("settle");
+    PKV_TRY(check_array("counts", counts, num_sequences));
+    if (num_tokens < 0) return fail(PKV_INVALID_ARGUMENT, "num_tokens is %" PRId64 ", negative", num_tokens);
+    PKV_TRY(check_array("tokens", tokens, num_tokens));
+    const Range range("pagedkv.settle");
+    return traced(*batch, TraceCall::kSettle, batch->batch->settle(counts, num_sequences, tokens, num_tokens),
+                  array_of(counts, num_sequences), array_of(tokens, num_tokens));
   });
 }
 

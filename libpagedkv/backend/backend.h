@@ -51,7 +51,9 @@ class Backend {
 
   // OUT_OF_MEMORY, with the numbers, when the device has not so much free memory. Contents are undefined.
   virtual Status allocate_memory(uint64_t bytes, DeviceMemory *out) = 0;
-  virtual void release_memory(DeviceMemory *memory) = 0;  // empty memory is a no-op
+  // Memory of the host that kernels of the device reach over the link, for small tables; both use the same address.
+  virtual Status allocate_mapped_memory(uint64_t bytes, DeviceMemory *out) = 0;
+  virtual void release_memory(DeviceMemory *memory) = 0;  // of either kind; empty memory is a no-op
   // INVALID_ARGUMENT if memory that a caller gave, [bytes], is not of this device. What cannot be told passes.
   virtual Status check_adopted(const void *, uint64_t) { return PKV_OK; }
   // Grows or shrinks without moving; contents up to the smaller size are kept.
@@ -70,6 +72,8 @@ class Backend {
   virtual Status create_table_uploader(uint64_t bytes, std::unique_ptr<TableUploader> *out) = 0;
   // Devices with memory of their own: the CSR form of a step whose tables are there. Not called where is_host().
   virtual Status build_csr(const BuildCsrParams &params, pkv_stream stream) = 0;
+  // The tables of the next step, from those of the last one.
+  virtual Status advance(const AdvanceParams &params, pkv_stream stream) = 0;
   // INVALID_ARGUMENT if the stream is capturing a graph: what prepare does must not be recorded.
   virtual Status check_not_capturing(pkv_stream stream) = 0;
 

@@ -84,7 +84,7 @@ Status Batch::create_device_tables() {
     const int64_t num_pointers = block_pointers_.empty() ? 0 : cache_->num_blocks();
     std::unique_ptr<DeviceTables> tables;
     PKV_TRY(DeviceTables::create(shard.backend, options_.max_sequences, options_.max_tokens, num_pointers,
-                                 shard.plan.layout.describe_kv(0).head_dim, &tables));
+                                 shard.plan.layout.describe_kv(0).head_dim, options_.is_mapped, &tables));
     if (num_pointers > 0) {
       PKV_TRY(tables->upload_block_pointers(block_pointers_[static_cast<size_t>(device)].data(), num_pointers));
     }
@@ -135,13 +135,14 @@ Status Batch::ensure_tables(int64_t num_rows, int64_t num_columns, int64_t num_i
 Status Batch::check_bounds(const Step &step, const PrepareOptions &options, int64_t *out_num_blocks,
                            int64_t *out_longest) const {
   int64_t num_blocks = 0, longest = 0;
+  const int64_t most = options_.max_sequence_length - step.steps_ahead;
   for (size_t i = 0; i < step.items.size(); ++i) {
     const StepItem &item = step.items[i];
     const int64_t length = item.old_length + item.count;
-    if (options_.max_sequence_length > 0 && length > options_.max_sequence_length) {
+    if (options_.max_sequence_length > 0 && length > most) {
       return fail(PKV_INVALID_ARGUMENT,
-                  "sequences[%zu] would have %" PRId64 " tokens, but max_sequence_length is %" PRId64, i, length,
-                  options_.max_sequence_length);
+                  "sequences[%zu] would have %" PRId64 " tokens, but max_sequence_length is %" PRId64, i,
+                  length + step.steps_ahead, options_.max_sequence_length);
     }
     if (options.max_query_len > 0 && item.count > options.max_query_len) {
       return fail(PKV_INVALID_ARGUMENT, "counts[%zu] is %" PRId64 ", but max_query_len is %" PRId64, i, item.count,
@@ -155,7 +156,7 @@ Status Batch::check_bounds(const Step &step, const PrepareOptions &options, int6
                 num_blocks, kMaxCount);
   }
   *out_num_blocks = num_blocks;
-  *out_longest = longest;
+  *out_longest = longest + step.steps_ahead;
   return PKV_OK;
 }
 
@@ -188,7 +189,9 @@ Status Batch::plan(const pkv_sequence *ids, const int64_t *counts, int64_t num_s
                 options.pad_tokens, total, options_.max_tokens);
   }
 
+  if (options.steps_ahead != 0) PKV_TRY(check_steps_ahead(counts, num_sequences, options));
   planned_.registers = options.registers;
+  planned_.steps_ahead = options.steps_ahead;
   planned_.stream = options.stream;
   planned_.tables_slot = tables_slot_;
   PKV_TRY(cache_->plan_step(ids, counts, num_sequences, tokens, num_tokens, &planned_));
@@ -203,6 +206,7 @@ Status Batch::plan(const pkv_sequence *ids, const int64_t *counts, int64_t num_s
     changes_.reserve(static_cast<size_t>(num_blocks + num_old));
   }
   PKV_TRY(ensure_tables(padded_sequences, divide_up(longest, block_size_), has_csr() ? num_blocks : 0));
+  if (options.steps_ahead > 0) PKV_TRY(ensure_step_limits());
   planned_sequences_ = padded_sequences;
   planned_tokens_ = std::max(options.pad_tokens, planned_.num_tokens);
   planned_query_len_ = options.max_query_len;
@@ -295,12 +299,14 @@ void Batch::fill_tables(int64_t num_sequences, int64_t num_tokens) {
   std::fill(positions_.data() + token, positions_.data() + num_tokens, 0);
   num_sequences_ = num_sequences;
   num_tokens_ = num_tokens;
+  if (step_limits_.size() > 0) fill_step_limits();
   if (has_csr()) fill_csr(num_sequences);
 }
 
 // Not where they travel to a device, or may be looked at any time.
 bool Batch::are_slots_put_off(int64_t num_tokens) const {
-  return num_tokens > kFewTokens && devices_.empty() && !shows_slots_.load(std::memory_order_relaxed);
+  return num_tokens > kFewTokens && devices_.empty() && step_.steps_ahead == 0 &&
+         !shows_slots_.load(std::memory_order_relaxed);
 }
 
 // Slots and positions of an item's tokens, from its row of the block table.
@@ -345,7 +351,7 @@ void Batch::fill_csr(int64_t num_sequences) {
   int32_t end = 0;
   indptr_[0] = 0;
   for (int64_t i = 0; i < num_sequences; ++i) {
-    const int32_t num_used = rows_[i].num_used;
+    const int32_t num_used = static_cast<int32_t>(block_math_.count_blocks(seq_lens_[i]));  // steps ahead left out
     std::copy_n(block_table_.data() + i * table_stride_, num_used, indices_.data() + end);
     end += num_used;
     indptr_[i + 1] = end;
@@ -359,10 +365,9 @@ Status Batch::upload_tables() {
   const StepTables host = host_tables();
   for (size_t i = 0; i < devices_.size(); ++i) {
     const pkv_stream stream = cache_->stream_of(step_.stream, static_cast<int32_t>(i));
-    PKV_TRY(devices_[i]->upload(host, changes_, stream));
-    cache_->count_uploaded(static_cast<uint64_t>(
-        host.num_sequences * 2 * sizeof(int32_t) + sizeof(int32_t) + host.num_tokens * 2 * sizeof(int64_t) +
-        changes_.size() * (sizeof(int64_t) + sizeof(int32_t))));
+    PKV_TRY(devices_[i]->upload(host, static_cast<int64_t>(step_.items.size()), changes_,
+                                step_limits_.size() > 0 ? step_limits_.data() : nullptr, stream));
+    cache_->count_uploaded(devices_[i]->uploaded_bytes());
     if (has_csr()) PKV_TRY(devices_[i]->build_csr(host, block_size_, stream));
   }
   return PKV_OK;

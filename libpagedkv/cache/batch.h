@@ -25,6 +25,7 @@ struct BatchOptions {
   int64_t max_sequence_length = 0;  // 0: unbounded
   int32_t num_heads = 0;
   uint32_t formats = PKV_FORMAT_TABLE;
+  bool is_mapped = false;   // tables of a device stay in memory of the host
   bool has_places = false;  // it is the part of a larger batch
 };
 
@@ -34,6 +35,7 @@ struct PrepareOptions {
   int64_t pad_sequences = 0;
   int64_t pad_tokens = 0;
   int64_t max_query_len = 0;
+  int64_t steps_ahead = 0;
 };
 
 class Batch {
@@ -52,6 +54,12 @@ class Batch {
               int64_t num_tokens, const PrepareOptions &options);
   Status apply(const int64_t *tokens);
   Status discard(Extent extent = Extent::kAll);
+
+  // Steps on the device. is_active may be null. Queueing one changes nothing of the host; on the host backend the tables.
+  Status advance(const pkv_tensor *is_active, pkv_stream stream);
+  // out_counts: [num_sequences]; out_num_refused may be null.
+  Status get_advanced(int64_t num_sequences, pkv_stream stream, int64_t *out_counts, int64_t *out_num_refused) const;
+  Status settle(const int64_t *counts, int64_t num_sequences, const int64_t *tokens, int64_t num_tokens);
 
   Status get_table(pkv_batch_table table, pkv_array *out) const;
   Status get_device_table(pkv_batch_table table, int32_t device_index, pkv_array *out) const;
@@ -98,6 +106,10 @@ class Batch {
   void fill_slot_mapping(const int32_t *blocks, int64_t begin, int64_t end, int64_t *to) const;  // [end - begin]
   void fill_csr(int64_t num_sequences);
   Status upload_tables();
+  Status check_steps_ahead(const int64_t *counts, int64_t num_sequences, const PrepareOptions &options) const;
+  Status ensure_step_limits();
+  void fill_step_limits();
+  Status check_stepping() const;
 
   const std::shared_ptr<Cache> cache_;
   const BatchOptions options_;
@@ -135,6 +147,8 @@ class Batch {
   SharedArray<int64_t> sequence_places_;  // [max_sequences] with has_places; -1 for padding
   SharedArray<int64_t> token_places_;     // [max_tokens] likewise
   std::vector<SharedArray<int64_t>> block_pointers_;  // [num_devices][num_blocks]; none without the format
+  SharedArray<int32_t> step_limits_;  // [max_sequences] once there was a step ahead; see AdvanceParams
+  uint32_t num_refused_ = 0;  // on the host
 
   std::vector<std::unique_ptr<DeviceTables>> devices_;  // of each, where devices have memory of their own; else none
   std::vector<TableChange> changes_;  // of the block table since the last upload

@@ -25,6 +25,8 @@ void Batch::get_info(pkv_batch_info *out) const {
   out->max_query_len = max_query_len_;
   out->max_seq_len = max_seq_len_;
   out->generation = generation_;
+  out->uploaded_bytes = 0;
+  for (const std::unique_ptr<DeviceTables> &device : devices_) out->uploaded_bytes += device->uploaded_bytes();
 }
 
 void Batch::set_places(const int64_t *sequence_places, const int64_t *token_places) {

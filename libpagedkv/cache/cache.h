@@ -3,7 +3,8 @@
 // Every public call checks first and changes afterwards, so a refused one changes nothing; what it may need on the heap
 // it takes before the first change. One mutating thread at a time; get_stats() from any thread.
 //
-// cache.cc: creation, counts, eviction, victims. sequences.cc: the life of a sequence. step.cc: appending. settle.cc:
+// cache.cc: creation, counts, eviction, victims. sequences.cc: the life of a sequence. step.cc: appending. steps_ahead.cc: what
+// a device has appended by itself. settle.cc:
 // hashes of completed blocks. sequence_batches.cc: many sequences in one call. acceptance.cc, shift.cc: rows moved inside
 // a sequence. window.cc: cuts, and what a sliding window gives back. partial_reuse.cc: hits inside a block. quotas.cc:
 // what namespaces may have. prefixes.cc: prefixes without a sequence, pins, retention. snapshot_save.cc, snapshot_load.cc,
@@ -88,7 +89,7 @@ struct StepItem {
   int64_t count;
   int64_t old_length;
   int64_t old_settled_length;
-  int64_t new_num_blocks;  // that the tokens need then
+  int64_t new_num_blocks;  // that the tokens need then, and those of the steps ahead
   int32_t old_num_blocks;
   int64_t old_step_start;
   bool had_appended;
@@ -157,6 +158,8 @@ struct Step {
   bool are_tokens_known = false;  // all of them
   uint64_t serial = 0;  // the cache's serial number when it was applied; 0: nothing to discard
   bool registers = true;
+  bool appends_simply = true;  // registers, and the last block of new_num_blocks is that of the last token
+  int64_t steps_ahead = 0;  // tokens of each sequence that blocks are reserved for, behind those of the step
   pkv_stream stream = nullptr;
   StreamSlot stream_slot = kNoStream;
   StreamSlot tables_slot = kNoStream;  // of the step whose tables are to be overwritten
@@ -271,6 +274,9 @@ class Cache {
                    int64_t num_tokens, Step *step);
   Status apply_step(const int64_t *tokens, Step *step);
   Status discard_step(Step *step, Extent extent = Extent::kAll);
+  // The steps ahead were made on the device: appends counts[i] tokens ([num_sequences]) to the sequences of the step.
+  Status settle_steps(Step *step, const int64_t *counts, int64_t num_sequences, const int64_t *tokens,
+                      int64_t num_tokens);
   // The step's kernels but those of the caller are queued.
   Status finish_step(const Step &step);
   // Snapshots. stream: PKV_STREAM_OF_SEQUENCE for save_sequence only. options: null for what was saved.

@@ -7,24 +7,9 @@
 #include "base/ranges.h"
 #include "base/tokens.h"
 #include "cache/cache.h"
+#include "cache/token_checks.h"
 
 namespace pkv {
-namespace {
-
-Status check_step_tokens(const int64_t *tokens, int64_t num_tokens, bool *out_are_known) {
-  *out_are_known = combine_signs(tokens, num_tokens) >= 0;
-  if (*out_are_known) return PKV_OK;
-  int64_t smallest = 0;
-  for (int64_t i = 0; i < num_tokens; ++i) smallest = std::min(smallest, tokens[i]);
-  if (smallest >= kUnknownToken) return PKV_OK;
-  int64_t i = 0;
-  while (tokens[i] >= kUnknownToken) ++i;
-  return fail(PKV_INVALID_ARGUMENT, "tokens[%" PRId64 "] is %" PRId64 ", neither a token nor -1 (unknown)", i,
-              tokens[i]);
-}
-
-}  // namespace
-
 Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t num_sequences, const int64_t *tokens,
                         int64_t num_tokens, Step *step) {
   PKV_TRY(check_usable());
@@ -32,6 +17,7 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
   const int32_t block_size = layout_.block_size();
   ++plan_serial_;
   step->serial = 0;
+  step->appends_simply = step->registers && step->steps_ahead == 0;
   step->items.resize(static_cast<size_t>(num_sequences));
   step->num_tokens = 0;
   step->are_tokens_known = false;
@@ -78,7 +64,8 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
   expire();
   // What it takes. scratch counts the holders that a block loses to copies planned before.
   int64_t needed = 0, first_short = -1, num_hashes = 0;
-  const int64_t available = blocks_.num_available();
+  const int64_t available = blocks_.num_available(), steps_ahead = step->steps_ahead;
+  const int64_t round_up = block_size - 1 + steps_ahead, most_length = kMaxLength - steps_ahead;
   Status status = PKV_OK;
   int64_t planned = 0;
   for (; planned < num_sequences; ++planned) {
@@ -86,17 +73,18 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
     Sequence *sequence = item.sequence;
     int64_t new_length = 0;
     const bool overflows = !checked_add(item.old_length, item.count, &new_length);
-    item.new_num_blocks = overflows ? 0 : block_math_.count_blocks(new_length);
+    item.new_num_blocks = overflows ? 0 : block_math_.index_of(new_length + round_up);
     if (overflows || item.new_num_blocks - num_released(*sequence) > num_blocks()) {
       status = fail_shortage(
-          PKV_NEVER_FITS, divide_up(new_length == 0 ? item.count : new_length, block_size), num_blocks(), planned,
+          PKV_NEVER_FITS, divide_up((new_length == 0 ? item.count : new_length) + steps_ahead, block_size),
+          num_blocks(), planned,
           "sequences[%" PRId64 "]: %" PRId64 " tokens and %" PRId64 " more do not fit into %" PRId64 " blocks of %d",
-          planned, item.old_length, item.count, num_blocks(), block_size);
+          planned, item.old_length, item.count + steps_ahead, num_blocks(), block_size);
       break;
     }
-    if (new_length > kMaxLength) {
+    if (new_length > most_length) {
       status = fail(PKV_INVALID_ARGUMENT, "sequences[%" PRId64 "] would have %" PRId64 " tokens, more than %" PRId64,
-                    planned, new_length, kMaxLength);
+                    planned, new_length + steps_ahead, kMaxLength);
       break;
     }
     int64_t fresh = item.new_num_blocks - item.old_num_blocks;
@@ -246,7 +234,7 @@ void Cache::append_tokens(const StepItem &item, const int64_t *tokens, Step *ste
   const int64_t end = sequence->length;
   // Blocks that were full before are no part of what discard takes back: K and V of their tokens are there.
   const int64_t first_new = item.old_length;
-  if (item.count == 1 && tokens != nullptr && *tokens >= 0 && step->registers &&
+  if (item.count == 1 && tokens != nullptr && *tokens >= 0 && step->appends_simply &&
       item.old_settled_length == item.old_length && block_math_.offset_of(end) != 0) {  // a decode step, most often
     blocks_.tokens(sequence->table[item.new_num_blocks - 1])[block_math_.offset_of(item.old_length)] = *tokens;
     sequence->settled_length = end;

@@ -32,12 +32,14 @@ cdef class Batch:
     cdef pkv_sequence *_ids      # arguments of prepare, kept between calls
     cdef int64_t *_counts
     cdef Py_ssize_t _capacity
+    cdef Py_ssize_t _num_items  # sequences of the last prepare
 
     cdef Batch root(self)        # itself, or the batch that it is a part of
     cdef Batch take_part(self, int32_t index)
     cdef int require_open(self) except -1
     cdef int require_still(self) except -1
     cdef int enter(self) except -1
+    cdef int enter_step(self) except -1
     cdef int require_unused(self) except -1
     cdef int discard(self) except -1
     cdef int get_info(self, pkv_batch_info *out) except -1

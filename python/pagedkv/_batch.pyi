@@ -1,6 +1,6 @@
 from collections.abc import Sequence as Collection
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -8,6 +8,7 @@ import numpy.typing as npt
 from pagedkv._arrays import Integers, Streams
 from pagedkv._cache import Cache, Format
 from pagedkv._sequence import Sequence
+from pagedkv._tensors import ArrayLike
 
 _BatchType = TypeVar("_BatchType", bound=Batch)
 _Table = TypeVar("_Table")
@@ -46,6 +47,7 @@ class Batch:
         max_sequence_length: int | None = None,
         num_heads: int | None = None,
         formats: Format | Collection[Format] = ("table",),
+        tables: Literal["device", "mapped"] = "device",
     ) -> None: ...
     def prepare(
         self,
@@ -57,7 +59,11 @@ class Batch:
         pad_sequences: int | None = None,
         pad_tokens: int | None = None,
         max_query_len: int | None = None,
+        steps_ahead: int | None = None,
     ) -> None: ...
+    def advance(self, is_active: ArrayLike | None = None, stream: Stream = 0) -> None: ...
+    def get_advanced(self, stream: Stream = 0) -> tuple[npt.NDArray[np.int64], int]: ...
+    def settle(self, counts: Integers, tokens: Integers | None = None) -> None: ...
     def close(self) -> None: ...
     def __enter__(self: _BatchType) -> _BatchType: ...
     def __exit__(
@@ -85,6 +91,8 @@ class Batch:
     def max_seq_len(self) -> int: ...
     @property
     def generation(self) -> int: ...
+    @property
+    def uploaded_bytes(self) -> int: ...
     @property
     def block_table(self) -> npt.NDArray[np.int32]: ...
     @property

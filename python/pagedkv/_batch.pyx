@@ -19,14 +19,19 @@ from pagedkv._dlpack cimport DL_INT, find_device, make_capsule
 from pagedkv._errors import BusyError, InvalidArgumentError, NotFoundError
 from pagedkv._errors cimport check
 from pagedkv._sequence cimport Sequence
+from pagedkv._tensors cimport DEVICE_CUDA, DEVICE_HOST, TensorView, as_tensor
 from pagedkv.abi cimport (
     PKV_BLOCK_POINTERS, PKV_BLOCK_TABLE, PKV_CU_SEQLENS_Q, PKV_FORMAT_CSR, PKV_FORMAT_POINTERS, PKV_FORMAT_TABLE,
     PKV_INDICES, PKV_INDPTR, PKV_LAST_BLOCK_LEN, PKV_OFF, PKV_ON, PKV_POSITIONS, PKV_SEQ_LENS, PKV_SEQUENCE_PLACES,
     PKV_SLOT_MAPPING, PKV_TOKEN_PLACES,
-    PKV_INT32, pkv_array, pkv_batch_create, pkv_batch_destroy, pkv_batch_discard, pkv_batch_get_info, pkv_batch_get_part,
-    pkv_batch_get_shard_table, pkv_batch_get_table, pkv_batch_options, pkv_batch_prepare, pkv_prepare_options, pkv_status)
+    PKV_INT32, PKV_OK, PKV_TABLES_DEVICE, PKV_TABLES_MAPPED, pkv_array, pkv_batch_advance, pkv_batch_create,
+    pkv_batch_destroy, pkv_batch_discard, pkv_batch_get_advanced, pkv_batch_get_device_table, pkv_batch_get_info,
+    pkv_batch_get_part, pkv_batch_get_shard_table, pkv_batch_get_table, pkv_batch_options, pkv_batch_prepare,
+    pkv_batch_settle, pkv_prepare_options, pkv_status, pkv_stream, pkv_table_memory, pkv_tensor)
 
 cdef dict FORMATS = {"table": PKV_FORMAT_TABLE, "csr": PKV_FORMAT_CSR, "pointers": PKV_FORMAT_POINTERS}
+
+cdef dict TABLE_MEMORY = {"device": PKV_TABLES_DEVICE, "mapped": PKV_TABLES_MAPPED}
 
 
 cdef int64_t as_padding(object value, str name) except -1:
@@ -94,7 +99,8 @@ cdef class DeviceTable:
 
 @cython.no_gc_clear
 cdef class Batch:
-    """Batch(cache, max_sequences, max_tokens, max_sequence_length=None, num_heads=None, formats=("table",))\n--\n\n\
+    """Batch(cache, max_sequences, max_tokens, max_sequence_length=None, num_heads=None, formats=("table",), \
+tables="device")\n--\n\n\
 One step's view of a cache, made by Cache.batch(): tables at fixed addresses, refilled by each prepare().
 
     Tables are read-only numpy views of the last prepare. Their memory stays valid whatever is closed; the next prepare
@@ -102,7 +108,7 @@ One step's view of a cache, made by Cache.batch(): tables at fixed addresses, re
     shared out over devices all tables are tuples, and `parts` has the step of each."""
 
     def __init__(self, Cache cache, max_sequences, max_tokens, max_sequence_length=None, num_heads=None,
-                 formats=("table",)):
+                 formats=("table",), tables="device"):
         cdef pkv_batch_options options
         cdef uint32_t bits = PKV_FORMAT_TABLE
         if self._batch != NULL:
@@ -128,6 +134,9 @@ One step's view of a cache, made by Cache.batch(): tables at fixed addresses, re
                                            f"{describe(format)}")
             bits |= <uint32_t> FORMATS[format]
         options.formats = bits
+        if not isinstance(tables, str) or tables not in TABLE_MEMORY:
+            raise InvalidArgumentError(f"tables must be 'device' or 'mapped', got {describe(tables)}")
+        options.tables = <pkv_table_memory> <int> TABLE_MEMORY[tables]
         cache.enter()
         check(pkv_batch_create(cache._cache, &options, &self._batch))
         self._cache = cache
@@ -255,14 +264,14 @@ One step's view of a cache, made by Cache.batch(): tables at fixed addresses, re
         return 0
 
     def prepare(self, sequences, counts, tokens=None, stream=0, register=True, pad_sequences=None, pad_tokens=None,
-                max_query_len=None):
+                max_query_len=None, steps_ahead=None):
         """Appends counts[i] tokens to sequences[i], for all of them or none, and fills the tables.
 
         tokens: flat, in the order of the sequences; -1 is a token not known yet, None means that none is known.
         register=False leaves it to Sequence.commit() to make full blocks findable. pad_sequences and pad_tokens pad the
         tables with sequences of length 0 and tokens of slot -1; max_query_len is a bound on counts that the choice of
         kernel may depend on. OutOfBlocksError and NeverFitsError carry the index of the first sequence that does not
-        fit."""
+        fit. steps_ahead reserves the blocks of so many further tokens of each sequence, for advance()."""
         cdef pkv_prepare_options options
         cdef IntView view
         cdef pkv_status status
@@ -276,6 +285,7 @@ One step's view of a cache, made by Cache.batch(): tables at fixed addresses, re
         options.pad_sequences = as_padding(pad_sequences, "pad_sequences")
         options.pad_tokens = as_padding(pad_tokens, "pad_tokens")
         options.max_query_len = as_padding(max_query_len, "max_query_len")
+        options.steps_ahead = as_padding(steps_ahead, "steps_ahead")
         if isinstance(sequences, list):
             items = <list> sequences
         elif isinstance(sequences, tuple):
@@ -301,11 +311,93 @@ One step's view of a cache, made by Cache.batch(): tables at fixed addresses, re
                 with nogil:
                     status = pkv_batch_prepare(self._batch, self._ids, self._counts, count,
                                                <const int64_t *> view.data, view.count, &options)
+                if status == PKV_OK:
+                    self._num_items = count
             finally:
                 cache._is_busy = self._is_preparing = False
             check(status)
         finally:
             release_ints(&view)
+
+    cdef int enter_step(self) except -1:
+        # What changes or reads the step of the batch, beside a mutation of the cache.
+        self.require_open()
+        self._cache.require_open()
+        if self._is_preparing:
+            raise BusyError("the batch is being prepared by another thread")
+        if self._num_kernels > 0:
+            raise BusyError("the batch is read by a running kernel")
+        return 0
+
+    def advance(self, is_active=None, stream=0):
+        """Queues the tables of the next step, made by the device from those of the last one: every active sequence has a
+        token more. Behind a prepare with steps_ahead, at most so often; may be captured in a CUDA graph.
+
+        is_active: bool or int32 [num_sequences, padding included] on the device of the cache; None for all. A sequence
+        that is not active, or that has no room left, keeps its length and gets slot -1: write_kv skips it, and its row
+        of attend is to be ignored."""
+        cdef pkv_stream handle = NULL
+        cdef pkv_status status
+        cdef TensorView view = None
+        cdef const pkv_tensor *tensor = NULL
+        self.enter_step()
+        as_stream(stream, &handle)
+        if is_active is not None:
+            view = as_tensor(is_active, "is_active", PKV_INT32, False)
+            if view.device == (DEVICE_CUDA if self._cache._is_host else DEVICE_HOST):
+                raise InvalidArgumentError(f"is_active is not in memory of {self._cache.device}")
+            tensor = &view.tensor
+        self.enter_step()  # again: reading the array may have run Python code
+        self._is_preparing = True
+        with nogil:
+            status = pkv_batch_advance(self._batch, tensor, handle)
+        self._is_preparing = False
+        check(status)
+
+    def get_advanced(self, stream=0):
+        """Waits for the stream; returns (counts, num_refused): int64 [sequences of the prepare], how many tokens each got
+        by advance(), and how often an active one had no room."""
+        cdef pkv_stream handle = NULL
+        cdef pkv_status status
+        cdef int64_t[::1] counts
+        cdef int64_t num_refused = 0
+        cdef int64_t count = self._num_items
+        self.enter_step()
+        as_stream(stream, &handle)
+        result = numpy.zeros(count, numpy.int64)
+        counts = result
+        self.enter_step()
+        self._is_preparing = True
+        with nogil:
+            status = pkv_batch_get_advanced(self._batch, count, handle, &counts[0] if count > 0 else NULL, &num_refused)
+        self._is_preparing = False
+        check(status)
+        return result, num_refused
+
+    def settle(self, counts, tokens=None):
+        """Appends counts[i] tokens, that the device has stepped over by itself, to the sequences of the prepare: all or
+        none, no block is taken or copied. tokens: flat, -1 for one that is not known, None if none is."""
+        cdef IntView count_view, token_view
+        cdef pkv_status status
+        cdef Cache cache = self._cache
+        memset(&count_view, 0, sizeof(count_view))
+        memset(&token_view, 0, sizeof(token_view))
+        try:
+            view_ints(counts, "counts", sizeof(int64_t), &count_view)
+            if tokens is not None:
+                view_ints(tokens, "tokens", sizeof(int64_t), &token_view)
+            self.enter()
+            if self._num_kernels > 0:
+                raise BusyError("the batch is read by a running kernel")
+            cache._is_busy = self._is_preparing = True
+            with nogil:
+                status = pkv_batch_settle(self._batch, <const int64_t *> count_view.data, count_view.count,
+                                          <const int64_t *> token_view.data, token_view.count)
+            cache._is_busy = self._is_preparing = False
+            check(status)
+        finally:
+            release_ints(&count_view)
+            release_ints(&token_view)
 
     cdef int discard(self) except -1:
         self.enter()
@@ -421,6 +513,13 @@ One step's view of a cache, made by Cache.batch(): tables at fixed addresses, re
         cdef pkv_batch_info info
         self.get_info(&info)
         return info.generation
+
+    @property
+    def uploaded_bytes(self):
+        """To the device by the last prepare; 0 on the host."""
+        cdef pkv_batch_info info
+        self.get_info(&info)
+        return info.uploaded_bytes
 
     @property
     def block_table(self):

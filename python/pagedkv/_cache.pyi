@@ -118,6 +118,7 @@ class Cache:
         max_sequence_length: int | None = None,
         num_heads: int | None = None,
         formats: Format | Collection[Format] = ("table",),
+        tables: Literal["device", "mapped"] = "device",
     ) -> Batch: ...
     def discard(self, batch: Batch) -> None: ...
     def write_kv(

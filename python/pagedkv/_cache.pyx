@@ -380,9 +380,11 @@ Token sequences over blocks of one device, with a prefix cache.
 
     # ---- Batches and kernels
 
-    def batch(self, max_sequences, max_tokens, max_sequence_length=None, num_heads=None, formats=("table",)):
-        """A batch: one step's view of the cache. formats: of "table" (always there), "csr" and "pointers"."""
-        return Batch(self, max_sequences, max_tokens, max_sequence_length, num_heads, formats)
+    def batch(self, max_sequences, max_tokens, max_sequence_length=None, num_heads=None, formats=("table",),
+              tables="device"):
+        """A batch: one step's view of the cache. formats: of "table" (always there), "csr" and "pointers". tables, for
+        measurements: "mapped" keeps a device's tables in memory of the host."""
+        return Batch(self, max_sequences, max_tokens, max_sequence_length, num_heads, formats, tables)
 
     def discard(self, batch):
         """The step failed: takes back what the last prepare of the batch appended and registered."""

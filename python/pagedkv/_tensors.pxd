@@ -21,8 +21,8 @@ cdef class TensorView:
     cdef int set_shape(self, int ndim, const Py_ssize_t *shape, const Py_ssize_t *strides, Py_ssize_t unit,
                        str name, bint is_written) except -1
 
-# byte_dtype is what uint8 stands for: a float8 type, PKV_BOOL where a mask is wanted and nothing else will do, or
-# PKV_DTYPE_NONE where such bits have no place. is_written: the
+# byte_dtype is what uint8 stands for: a float8 type, PKV_BOOL where a mask is wanted and nothing else will do,
+# PKV_INT32 where flags are wanted, as bytes or int32, or PKV_DTYPE_NONE where such bits have no place. is_written: the
 # library writes the array, so a read-only one is refused.
 cdef TensorView as_tensor(object value, str name, pkv_dtype byte_dtype, bint is_written)
 

@@ -15,7 +15,8 @@ from pagedkv._dlpack cimport (
     DL_FLOAT8_E5M2, DL_INT, DL_UINT, DLManagedTensorVersioned, DLTensor)
 from pagedkv._errors import InvalidArgumentError, UnsupportedError
 from pagedkv.abi cimport (
-    PKV_BFLOAT16, PKV_BOOL, PKV_DTYPE_NONE, PKV_FLOAT16, PKV_FLOAT32, PKV_FLOAT8_E4M3, PKV_FLOAT8_E5M2, PKV_INT8)
+    PKV_BFLOAT16, PKV_BOOL, PKV_DTYPE_NONE, PKV_FLOAT16, PKV_FLOAT32, PKV_FLOAT8_E4M3, PKV_FLOAT8_E5M2, PKV_INT32,
+    PKV_INT8)
 
 cdef enum:
     MAX_DIMENSIONS = 4
@@ -31,7 +32,7 @@ cdef dict EXTENSION_DTYPES = {
 
 
 cdef inline Py_ssize_t item_bytes(pkv_dtype dtype) noexcept:
-    if dtype == PKV_FLOAT32:
+    if dtype == PKV_FLOAT32 or dtype == PKV_INT32:
         return 4
     return 2 if dtype == PKV_FLOAT16 or dtype == PKV_BFLOAT16 else 1
 
@@ -42,6 +43,12 @@ cdef pkv_dtype match_bits(str kind, int num_bits, str name, pkv_dtype byte_dtype
         if num_bits == 8 and (kind == "b" or kind == "u"):
             return PKV_BOOL
         raise InvalidArgumentError(f"{name} has dtype {shown}, which is neither bool nor uint8")
+    if byte_dtype == PKV_INT32:
+        if num_bits == 8 and (kind == "b" or kind == "u"):
+            return PKV_BOOL
+        if num_bits == 32 and kind == "i":
+            return PKV_INT32
+        raise InvalidArgumentError(f"{name} has dtype {shown}, which is neither bool, uint8 nor int32")
     if kind == "f" and num_bits == 32:
         return PKV_FLOAT32
     if kind == "f" and num_bits == 16:
@@ -145,7 +152,7 @@ cdef TensorView view_buffer(object value, str name, pkv_dtype byte_dtype, bint i
             kind = "f"
         elif format[0] in b"BH":
             kind = "u"
-        elif format[0] == b'b':
+        elif format[0] in b"bi":
             kind = "i"
         elif format[0] == b'?':
             kind = "b"

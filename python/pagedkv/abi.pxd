@@ -376,6 +376,10 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
     const uint32_t PKV_FORMAT_CSR
     const uint32_t PKV_FORMAT_POINTERS
 
+    ctypedef enum pkv_table_memory:
+        PKV_TABLES_DEVICE
+        PKV_TABLES_MAPPED
+
     ctypedef struct pkv_batch_options:
         size_t struct_size
         int64_t max_sequences
@@ -383,6 +387,7 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         int64_t max_sequence_length
         int32_t num_heads
         uint32_t formats
+        pkv_table_memory tables
     pkv_status pkv_batch_create(pkv_cache *cache, const pkv_batch_options *options, pkv_batch **out)
     void pkv_batch_destroy(pkv_batch *batch)
 
@@ -393,6 +398,7 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         int64_t pad_sequences
         int64_t pad_tokens
         int64_t max_query_len
+        int64_t steps_ahead
     pkv_status pkv_batch_prepare(pkv_batch *batch, const pkv_sequence *sequences, const int64_t *counts,
                                  int64_t num_sequences, const int64_t *tokens, int64_t num_tokens,
                                  const pkv_prepare_options *options)
@@ -424,7 +430,14 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         int64_t max_query_len
         int64_t max_seq_len
         uint64_t generation
+        uint64_t uploaded_bytes
     pkv_status pkv_batch_get_info(const pkv_batch *batch, pkv_batch_info *out)
+
+    pkv_status pkv_batch_advance(pkv_batch *batch, const pkv_tensor *is_active, pkv_stream stream)
+    pkv_status pkv_batch_get_advanced(const pkv_batch *batch, int64_t num_sequences, pkv_stream stream,
+                                      int64_t *out_counts, int64_t *out_num_refused)
+    pkv_status pkv_batch_settle(pkv_batch *batch, const int64_t *counts, int64_t num_sequences, const int64_t *tokens,
+                                int64_t num_tokens)
 
     # ---- 7. Prefixes and namespaces
     pkv_status pkv_prefix_probe(const pkv_cache *cache, const int64_t *tokens, int64_t num_tokens,

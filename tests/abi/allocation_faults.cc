@@ -109,7 +109,7 @@ struct World {
   int32_t pool_blocks[4] = {};
   pkv_cache *cache = nullptr, *shifting = nullptr, *several = nullptr;
   pkv_batch *several_batch = nullptr;
-  pkv_batch *batch = nullptr;
+  pkv_batch *batch = nullptr, *stepper = nullptr;
   pkv_sequence sequences[16] = {};
   int64_t tokens[3 * kTokens] = {};
   pkv_pin pin = 0;
@@ -389,6 +389,30 @@ const Call kCalls[] = {
        const pkv_snapshot_io io = make_io(w);
        return pkv_prefix_save(w.cache, &io, nullptr);
      }},
+    {"bounded batch create",
+     [](World &w) {
+       pkv_batch_options options = make_batch_options(PKV_FORMAT_CSR);
+       options.max_sequence_length = 2 * kTokens;
+       return pkv_batch_create(w.cache, &options, &w.stepper);
+     }},
+    {"prepare ahead",
+     [](World &w) {
+       const int64_t counts[] = {1, 1, 1};
+       pkv_prepare_options options = make_prepare_options();
+       options.steps_ahead = 10;
+       return pkv_batch_prepare(w.stepper, w.sequences, counts, 3, w.tokens, 3, &options);
+     }},
+    {"advance", [](World &w) { return pkv_batch_advance(w.stepper, nullptr, nullptr); }},
+    {"get_advanced",
+     [](World &w) {
+       int64_t counts[3];
+       return pkv_batch_get_advanced(w.stepper, 3, nullptr, counts, nullptr);
+     }},
+    {"settle",
+     [](World &w) {
+       const int64_t counts[] = {1, 1, 1};
+       return pkv_batch_settle(w.stepper, counts, 3, w.tokens, 3);
+     }},
     {"close many", [](World &w) { return pkv_sequences_close(w.cache, w.sequences + 3, 3, nullptr); }},
     {"unpin", [](World &w) { return pkv_prefix_unpin(w.cache, w.pin); }},
     {"invalidate", [](World &w) { return pkv_namespace_invalidate(w.cache, 0, nullptr); }},
@@ -498,6 +522,7 @@ void run_world(bool with_faults) {
     }
   }
   pkv_batch_destroy(world.batch);
+  pkv_batch_destroy(world.stepper);
   pkv_cache_destroy(world.cache);
   pkv_cache_destroy(world.shifting);
   pkv_batch_destroy(world.several_batch);

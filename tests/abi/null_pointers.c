@@ -385,6 +385,36 @@ static void test_batch(void) {
   CHECK_INVALID(pkv_batch_get_info(batch, NULL), "out is NULL");
   CHECK_OK(pkv_cache_check(cache));
   pkv_batch_destroy(batch);
+
+  pkv_batch_options bounded = make_batch_options(0);
+  bounded.max_sequence_length = 20;
+  REQUIRE_OK(pkv_batch_create(cache, &bounded, &batch));
+  pkv_prepare_options ahead = make_prepare_options();
+  ahead.steps_ahead = 2;
+  const int64_t one[] = {1};
+  int64_t advanced[1];
+  pkv_tensor no_flags;
+  memset(&no_flags, 0, sizeof no_flags);
+  no_flags.dtype = PKV_BOOL;
+  no_flags.ndim = 1;
+  no_flags.shape[0] = 1;
+  CHECK_OK(pkv_batch_prepare(batch, &sequence, one, 1, NULL, 0, &ahead));
+  CHECK_INVALID(pkv_batch_advance(NULL, NULL, NULL), "batch is NULL");
+  CHECK_INVALID(pkv_batch_advance(batch, &no_flags, NULL), "is_active has data NULL");
+  CHECK_OK(pkv_batch_advance(batch, NULL, NULL));
+  CHECK_INVALID(pkv_batch_get_advanced(NULL, 1, NULL, advanced, NULL), "batch is NULL");
+  CHECK_INVALID(pkv_batch_get_advanced(batch, 1, NULL, NULL, NULL), "out_counts is NULL");
+  CHECK_OK(pkv_batch_get_advanced(batch, 1, NULL, advanced, NULL));
+  CHECK_EQUAL(advanced[0], 1);
+  CHECK_REFUSED(cache, pkv_batch_settle(NULL, one, 1, NULL, 0), PKV_INVALID_ARGUMENT, "batch is NULL");
+  CHECK_REFUSED(cache, pkv_batch_settle(batch, NULL, 1, NULL, 0), PKV_INVALID_ARGUMENT, "counts is NULL");
+  CHECK_REFUSED(cache, pkv_batch_settle(batch, one, 1, NULL, 1), PKV_INVALID_ARGUMENT, "tokens is NULL");
+  CHECK_OK(pkv_batch_settle(batch, one, 1, NULL, 0));
+  CHECK_OK(pkv_batch_prepare(batch, NULL, NULL, 0, NULL, 0, &ahead));
+  CHECK_OK(pkv_batch_get_advanced(batch, 0, NULL, NULL, NULL));
+  CHECK_OK(pkv_batch_settle(batch, NULL, 0, NULL, 0));
+  CHECK_OK(pkv_cache_check(cache));
+  pkv_batch_destroy(batch);
   pkv_cache_destroy(cache);
 }
 

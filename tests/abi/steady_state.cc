@@ -78,7 +78,7 @@ class Engine {
     open(1 + draw(kMaxPrompt), draw(5));
     prepare(1, true);
     const pkv_sequence chosen = live_[static_cast<size_t>(draw(static_cast<int64_t>(live_.size())))];
-    switch (draw(6)) {
+    switch (draw(7)) {
       case 0: {
         pkv_sequence child;
         REQUIRE_OK(pkv_sequence_fork(cache_, chosen, -1, &child));
@@ -111,6 +111,7 @@ class Engine {
         CHECK(status == PKV_OK || status == PKV_OUT_OF_BLOCKS);
         break;
       }
+      case 5: step_ahead(); break;
       default: break;
     }
   }
@@ -143,12 +144,35 @@ class Engine {
     live_.erase(live_.begin());
   }
 
-  pkv_status prepare_all(int64_t count) {
+  pkv_status prepare_all(int64_t count, int64_t steps_ahead = 0) {
     counts_.assign(live_.size(), count);
     tokens_.clear();
     for (size_t i = 0; i < live_.size() * static_cast<size_t>(count); ++i) tokens_.push_back(draw(1000));
+    pkv_prepare_options options = make_prepare_options();
+    options.steps_ahead = steps_ahead;
     return pkv_batch_prepare(batch_, live_.data(), counts_.data(), static_cast<int64_t>(live_.size()), tokens_.data(),
-                             static_cast<int64_t>(tokens_.size()), nullptr);
+                             static_cast<int64_t>(tokens_.size()), &options);
+  }
+
+  // Some steps of the device, and what it did appended afterwards.
+  void step_ahead() {
+    const int64_t num_steps = draw(8), num_sequences = static_cast<int64_t>(live_.size());
+    const pkv_status status = prepare_all(1, 8);
+    CHECK(status == PKV_OK || status == PKV_OUT_OF_BLOCKS);
+    if (status != PKV_OK) return;
+    for (int64_t i = 0; i < num_steps; ++i) REQUIRE_OK(pkv_batch_advance(batch_, nullptr, nullptr));
+    REQUIRE_OK(pkv_batch_get_advanced(batch_, num_sequences, nullptr, counts_.data(), nullptr));
+    tokens_.clear();
+    for (int64_t i = 0; i < num_steps * num_sequences; ++i) tokens_.push_back(draw(1000));
+    REQUIRE_OK(pkv_batch_settle(batch_, counts_.data(), num_sequences, tokens_.data(),
+                                static_cast<int64_t>(tokens_.size())));
+    // What is left over would be held for ever.
+    for (const pkv_sequence sequence : live_) {
+      pkv_sequence_info info = {};
+      info.struct_size = sizeof info;
+      REQUIRE_OK(pkv_sequence_get_info(cache_, sequence, &info));
+      REQUIRE_OK(pkv_sequence_truncate(cache_, sequence, info.length));
+    }
   }
 
   void prepare(int64_t count, bool keeps) {

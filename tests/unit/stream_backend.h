@@ -69,6 +69,7 @@ class StreamBackend final : public Backend {
   bool is_host() const override { return true; }
   Status query(DeviceInfo *out) override { return host_->query(out); }
   Status allocate_memory(uint64_t bytes, DeviceMemory *out) override { return host_->allocate_memory(bytes, out); }
+  Status allocate_mapped_memory(uint64_t bytes, DeviceMemory *out) override { return host_->allocate_memory(bytes, out); }
   void release_memory(DeviceMemory *memory) override { host_->release_memory(memory); }
   Status resize_memory(DeviceMemory *memory, uint64_t bytes) override { return host_->resize_memory(memory, bytes); }
   Status upload(void *destination, const void *source, uint64_t bytes) override {
@@ -91,6 +92,7 @@ class StreamBackend final : public Backend {
   Status copy_from_peer(Backend *, const PeerCopyParams &params) override {
     return host_->copy_from_peer(host_, params);
   }
+  Status advance(const AdvanceParams &params, pkv_stream stream) override { return host_->advance(params, stream); }
   Status check_not_capturing(pkv_stream stream) override {
     id_of(stream);
     if (capturing.count(stream) == 0) return PKV_OK;

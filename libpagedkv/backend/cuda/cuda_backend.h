@@ -22,6 +22,7 @@ class CudaBackend final : public Backend {
   bool is_host() const override { return false; }
   Status query(DeviceInfo *out) override;
   Status allocate_memory(uint64_t bytes, DeviceMemory *out) override;
+  Status allocate_mapped_memory(uint64_t bytes, DeviceMemory *out) override;
   void release_memory(DeviceMemory *memory) override;
   Status check_adopted(const void *memory, uint64_t bytes) override;
   Status resize_memory(DeviceMemory *memory, uint64_t bytes) override;
@@ -31,6 +32,7 @@ class CudaBackend final : public Backend {
   Status fill(void *destination, uint8_t value, uint64_t bytes) override;
   Status create_table_uploader(uint64_t bytes, std::unique_ptr<TableUploader> *out) override;
   Status build_csr(const BuildCsrParams &params, pkv_stream stream) override;
+  Status advance(const AdvanceParams &params, pkv_stream stream) override;
   Status check_not_capturing(pkv_stream stream) override;
   bool has_streams() override { return true; }
   Status stream_id(pkv_stream stream, uint64_t *out) override;
@@ -52,6 +54,7 @@ class CudaBackend final : public Backend {
  private:
   Status prepare_device(int ordinal);
   Status allocate_cuda(uint64_t bytes, void **out);
+  Status note_allocation(void *base, void *memory, bool is_mapped);
 
   void enable_peer_access(const CudaBackend &peer);
 
@@ -65,7 +68,11 @@ class CudaBackend final : public Backend {
   CUcontext context_ = nullptr;
   cudaStream_t upload_stream_ = nullptr;
   std::mutex mutex_;
-  std::map<void *, void *> allocations_;  // base given out -> what cudaMalloc gave
+  struct Allocation {
+    void *memory;  // as cudaMalloc or cudaHostAlloc gave it
+    bool is_mapped;
+  };
+  std::map<void *, Allocation> allocations_;  // by the base given out
 };
 
 }  // namespace pkv

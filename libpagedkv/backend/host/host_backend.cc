@@ -1,6 +1,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "backend/host/advance_steps.h"
 #include "backend/host/copy_blocks.h"
 #include "backend/host/host.h"
 #include "backend/host/host_memory.h"
@@ -32,6 +33,7 @@ class HostBackend final : public Backend {
   }
 
   Status allocate_memory(uint64_t bytes, DeviceMemory *out) override { return allocate_host_memory(bytes, out); }
+  Status allocate_mapped_memory(uint64_t bytes, DeviceMemory *out) override { return allocate_host_memory(bytes, out); }
   void release_memory(DeviceMemory *memory) override { release_host_memory(memory); }
   Status resize_memory(DeviceMemory *memory, uint64_t bytes) override { return resize_host_memory(memory, bytes); }
 
@@ -56,6 +58,10 @@ class HostBackend final : public Backend {
   }
   Status build_csr(const BuildCsrParams &, pkv_stream) override {
     return fail(PKV_INTERNAL, "the host's batches fill their CSR tables themselves");
+  }
+  Status advance(const AdvanceParams &params, pkv_stream) override {
+    advance_host_steps(params);
+    return PKV_OK;
   }
   Status check_not_capturing(pkv_stream) override { return PKV_OK; }
   bool has_streams() override { return false; }

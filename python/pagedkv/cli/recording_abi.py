@@ -64,7 +64,7 @@ class BatchOptions(_Struct):
 
 class PrepareOptions(_Struct):
     _fields_ = [("struct_size", ctypes.c_size_t), ("stream", POINTER), ("register_blocks", ctypes.c_int),
-                ("pad_sequences", SIGNED), ("pad_tokens", SIGNED), ("max_query_len", SIGNED)]
+                ("pad_sequences", SIGNED), ("pad_tokens", SIGNED), ("max_query_len", SIGNED), ("steps_ahead", SIGNED)]
 
 
 class Shortage(_Struct):
@@ -285,12 +285,19 @@ class RawCache:
             raise RecordingError(self._path, 0, f"a call of batch {number}, which there is not")
         return self._batches[number]
 
-    def _call_prepare(self, number, sequences, counts, tokens, registers, pad_sequences, pad_tokens, max_query_len):
+    def _call_prepare(self, number, sequences, counts, tokens, registers, pad_sequences, pad_tokens, max_query_len,
+                      steps_ahead=0):
         options = PrepareOptions(register_blocks=1 if registers else 2, pad_sequences=pad_sequences,
-                                 pad_tokens=pad_tokens, max_query_len=max_query_len)
+                                 pad_tokens=pad_tokens, max_query_len=max_query_len, steps_ahead=steps_ahead)
         return self._run("batch_prepare", (POINTER, POINTER, POINTER, SIGNED, POINTER, SIGNED, POINTER),
                          self._get_batch(number), self._pointer(sequences), self._pointer(counts), sequences.count,
                          self._pointer(tokens), tokens.count, *self._out(options)), []
+
+    _call_prepare_ahead = _call_prepare
+
+    def _call_settle(self, number, counts, tokens):
+        return self._run("batch_settle", (POINTER, POINTER, SIGNED, POINTER, SIGNED), self._get_batch(number),
+                         self._pointer(counts), counts.count, self._pointer(tokens), tokens.count), []
 
     def _call_discard(self, number):
         return self._run("batch_discard", (POINTER,), self._get_batch(number)), []
