@@ -578,6 +578,13 @@ class Cache {
   }
   void trace_start(const char *path) { check(pkv_trace_start(get(), path)); }
   void trace_stop() { check(pkv_trace_stop(get())); }
+  pkv_cache_fragmentation measure() {
+    auto measured = make_struct<pkv_cache_fragmentation>();
+    check(pkv_cache_measure(get(), &measured));
+    return measured;
+  }
+  void publish_stats(const char *path) { check(pkv_cache_publish_stats(get(), path)); }
+  void unpublish_stats() { check(pkv_cache_unpublish_stats(get())); }
   void *block_ptr(int32_t block) const {
     void *address = nullptr;
     check(pkv_cache_block_ptr(get(), block, &address));
@@ -701,6 +708,13 @@ inline void merge_states(const char *device, const pkv_tensor &out_a, const pkv_
                          pkv_stream stream = nullptr) {
   check(pkv_merge_states(device, &out_a, &lse_a, &out_b, &lse_b, &out, lse, stream));
 }
+
+// ---- Monitoring -------------------------------------------------------------------------------------------------
+
+inline void set_range_callbacks(pkv_range_push_callback push, pkv_range_pop_callback pop, void *user_data = nullptr) {
+  check(pkv_set_range_callbacks(push, pop, user_data));
+}
+inline void enable_nvtx(const char *path) { check(pkv_nvtx_enable(path)); }
 
 }  // namespace pagedkv
 

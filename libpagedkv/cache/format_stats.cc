@@ -68,12 +68,20 @@ constexpr Field kFields[] = {
     PKV_FIELD(reuse_distance, "reuse_distance", kHistogram, "Uses of blocks between two uses of a block that was hit."),
     PKV_FIELD(num_transfers, "transfers", kGauge, "Open transfers."),
     PKV_FIELD(quarantined_blocks, "quarantined_blocks", kGauge, "Blocks of quarantined transfers."),
+    PKV_FIELD(copied_bytes, "copied_bytes", kCounter, "Bytes of K and V copied or moved inside the device."),
+    PKV_FIELD(uploaded_bytes, "uploaded_bytes", kCounter, "Bytes of tables sent to the device."),
+    PKV_FIELD(saved_bytes, "saved_bytes", kCounter, "Bytes of blocks read for snapshots."),
+    PKV_FIELD(loaded_bytes, "loaded_bytes", kCounter, "Bytes of blocks written from snapshots."),
+    PKV_FIELD(device_total_bytes, "device_total_bytes", kGauge, "Memory of the device."),
+    PKV_FIELD(device_free_bytes, "device_free_bytes", kGauge, "Of that, free when it was asked last."),
+    PKV_FIELD(unused_slots, "unused_slots", kGauge, "Token slots of held blocks without a token; -1 before a measure."),
+    PKV_FIELD(free_tail_blocks, "free_tail_blocks", kGauge, "Blocks at the pool's end held by nobody; -1 before a measure."),
 };
 
 #undef PKV_FIELD
 
 // The struct has no member that the table has not.
-static_assert(kFields[std::size(kFields) - 1].offset + sizeof(pkv_cache_stats::quarantined_blocks) == sizeof(pkv_cache_stats),
+static_assert(kFields[std::size(kFields) - 1].offset + sizeof(pkv_cache_stats::free_tail_blocks) == sizeof(pkv_cache_stats),
               "the last member of pkv_cache_stats stands last in the table");
 
 constexpr int kNumBuckets = static_cast<int>(std::size(decltype(pkv_cache_stats::reuse_distance){}));

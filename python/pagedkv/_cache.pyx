@@ -24,6 +24,7 @@ from pagedkv._errors cimport check
 from pagedkv._prefixes import invalidate, namespace_stats, pin, probe, set_quota, touch
 from pagedkv._sequences import accept, close_many, commit_many, fork_many, open_many, reorder, truncate_many
 from pagedkv._memory cimport set_memory
+from pagedkv._monitor import measure, publish_stats, unpublish_stats
 from pagedkv._pool cimport export_blocks
 from pagedkv._prompt cimport Prompt, read_prompt, release_prompt
 from pagedkv._transfer import receive, regions, send
@@ -432,6 +433,10 @@ Token sequences over blocks of one device, with a prefix cache.
         if format not in ("json", "prometheus"):
             raise InvalidArgumentError(f"format must be 'json' or 'prometheus', got {format!r}")
         return self.format_stats(PKV_STATS_JSON if format == "json" else PKV_STATS_PROMETHEUS).decode()
+
+    # ---- Monitoring, by functions of another file
+
+    measure, publish_stats, unpublish_stats = measure, publish_stats, unpublish_stats
 
     def trace_start(self, path):
         """Records every call that changes the cache into a file, for `pagedkv replay`. The cache must be empty: no

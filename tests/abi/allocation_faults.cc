@@ -109,7 +109,7 @@ struct World {
   float rows[2 * kTokens * NUM_KV_HEADS * HEAD_DIM] = {};
   size_t text_length = 0;
   char text[1 << 14] = {};
-  char path[64] = {};
+  char path[64] = {}, page_path[80] = {};
 };
 
 struct Call {
@@ -134,6 +134,7 @@ std::string describe(const World &world) {
     CHECK_OK(pkv_cache_check(cache));
     pkv_cache_stats stats = get_cache_stats(cache);
     stats.refusals = 0;
+    stats.device_free_bytes = 0;
     text.append(reinterpret_cast<const char *>(&stats), sizeof stats);
     for (const pkv_sequence id : world.sequences) {
       pkv_sequence_info info = {};
@@ -387,6 +388,9 @@ const Call kCalls[] = {
      [](World &w) { return pkv_sequence_append(w.shifting, w.sequences[15], w.tokens, 11, nullptr); }},
     {"fork to shift",
      [](World &w) { return pkv_sequence_fork(w.shifting, w.sequences[15], -1, &w.sequences[14]); }},
+    {"measure", [](World &w) { return pkv_cache_measure(w.shifting, nullptr); }},
+    {"publish the statistics", [](World &w) { return pkv_cache_publish_stats(w.shifting, w.page_path); },
+     [](World &w) { pkv_cache_unpublish_stats(w.shifting); }},
     {"shift", [](World &w) { return pkv_sequence_shift(w.shifting, w.sequences[15], 2, 3, nullptr); }},
     {"a window that passes",
      [](World &w) { return pkv_sequence_append(w.shifting, w.sequences[15], w.tokens, 2 * kTokens, nullptr); }},
@@ -399,6 +403,7 @@ void run_world(bool with_faults) {
   World world;
   for (int64_t i = 0; i < 3 * kTokens; ++i) world.tokens[i] = 7 * i % kTokens;
   std::snprintf(world.path, sizeof world.path, "/tmp/pagedkv_faults_%d", static_cast<int>(getpid()));
+  std::snprintf(world.page_path, sizeof world.page_path, "%s_page", world.path);
   for (const Call &call : kCalls) {
     for (int64_t nth = 0;; ++nth) {
       const std::string before = describe(world);

@@ -540,6 +540,22 @@ static void test_snapshots(void) {
   CHECK_OK(pkv_block_hash(NULL, 0, kTokens, 6, hash));
 }
 
+static void test_monitoring(void) {
+  pkv_cache *cache = make_cache(NUM_BLOCKS);
+  pkv_cache_fragmentation measured;
+  memset(&measured, 0, sizeof measured);
+  measured.struct_size = sizeof measured;
+  CHECK_INVALID(pkv_cache_measure(NULL, &measured), "cache is NULL");
+  CHECK_EQUAL(measured.held_blocks, 0);
+  CHECK_OK(pkv_cache_measure(cache, NULL));
+  CHECK_INVALID(pkv_cache_publish_stats(NULL, "/tmp/pagedkv_null_pointers"), "cache is NULL");
+  CHECK_REFUSED(cache, pkv_cache_publish_stats(cache, NULL), PKV_INVALID_ARGUMENT, "path is NULL");
+  CHECK_INVALID(pkv_cache_unpublish_stats(NULL), "cache is NULL");
+  pkv_cache_destroy(cache);
+  CHECK_OK(pkv_set_range_callbacks(NULL, NULL, NULL));
+  CHECK_INVALID(pkv_nvtx_enable(NULL), "path is NULL");
+}
+
 int main(void) {
   test_system();
   test_pool();
@@ -553,5 +569,6 @@ int main(void) {
   test_kernels();
   test_events();
   test_snapshots();
+  test_monitoring();
   return finish_checks();
 }

@@ -183,6 +183,7 @@ static pkv_status get_region_into(void *out) {
   int64_t count = 0;
   return pkv_cache_get_regions(cache, out, 1, &count);
 }
+static pkv_status measure_into(void *out) { return pkv_cache_measure(cache, out); }
 static pkv_status get_info_into(void *out) { return pkv_sequence_get_info(cache, sequence, out); }
 static pkv_status get_namespace_stats_into(void *out) { return pkv_namespace_get_stats(cache, 0, out); }
 static pkv_status get_batch_info_into(void *out) { return pkv_batch_get_info(batch, out); }
@@ -272,6 +273,8 @@ int main(void) {
   test_out("sequence_info", get_info_into, sizeof(pkv_sequence_info), offsetof(pkv_sequence_info, num_blocks));
   test_out("namespace_stats", get_namespace_stats_into, sizeof(pkv_namespace_stats),
            offsetof(pkv_namespace_stats, hit_tokens));
+  test_out("cache_fragmentation", measure_into, sizeof(pkv_cache_fragmentation),
+           offsetof(pkv_cache_fragmentation, free_tail_blocks));
   test_out("batch_info", get_batch_info_into, sizeof(pkv_batch_info), offsetof(pkv_batch_info, max_seq_len));
 
   /* Groups stand as far apart as the first one says; an odd distance is refused before it is used. */

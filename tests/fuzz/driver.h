@@ -150,6 +150,7 @@ class Driver {
   void explain_block();
   void explain_sequence();
   void format_stats();
+  void measure();
   void read_namespaces();
   void check_namespaces();
   void read_events();

@@ -41,6 +41,7 @@ const Driver::Call Driver::kCalls[] = {
     {"send", &Driver::send, 2}, {"receive", &Driver::receive, 2}, {"commit_transfer", &Driver::commit_transfer, 3},
     {"quarantine", &Driver::quarantine, 1}, {"finish_transfer", &Driver::finish_transfer, 3},
     {"explain_sequence", &Driver::explain_sequence, 1}, {"format_stats", &Driver::format_stats, 1},
+    {"measure", &Driver::measure, 1},
 };
 
 Driver::Driver(const uint8_t *data, size_t size) : bytes_(data, size) {
@@ -146,6 +147,8 @@ void Driver::check_refusal(pkv_status status, bool has_protected_blocks) {
     REQUIRE(shortage.available == available || is_over_quota || has_protected_blocks);
     now.refusals = before_.refusals;
   }
+  now.device_free_bytes = before_.device_free_bytes;
+  if (status == PKV_OK) now.saved_bytes = before_.saved_bytes;
   REQUIRE(std::memcmp(&now, &before_, sizeof now) == 0);
 }
 
