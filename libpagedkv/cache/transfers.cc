@@ -127,7 +127,7 @@ Status Cache::receive(int64_t count, const pkv_open_options &options, pkv_stream
   Status status = make_chain(options, &transfer->chain);
   if (status == PKV_OK) status = plan_received_quotas(transfer->chain, count);
   StreamSlot slot = kNoStream;
-  if (status == PKV_OK) status = backend_->check_not_capturing(stream);
+  if (status == PKV_OK) status = check_not_capturing(stream);
   if (status == PKV_OK) status = begin_stream(stream, &slot);
   if (status != PKV_OK) {
     publish();  // gives back namespaces that are new
@@ -192,7 +192,7 @@ Status Cache::commit_transfer(pkv_transfer id, const int64_t *tokens, int64_t nu
   if (stream == PKV_STREAM_OF_SEQUENCE) {
     return fail(PKV_INVALID_ARGUMENT, "stream is PKV_STREAM_OF_SEQUENCE, but there is no sequence yet");
   }
-  PKV_TRY(backend_->check_not_capturing(stream));
+  PKV_TRY(check_not_capturing(stream));
   PKV_TRY(make_records(1));
   pkv_sequence sequence_id = 0;
   Sequence *sequence = closed_record(0, &sequence_id);

@@ -88,6 +88,9 @@ class StreamBackend final : public Backend {
   }
   Status create_table_uploader(uint64_t, std::unique_ptr<TableUploader> *) override { return PKV_INTERNAL; }
   Status build_csr(const BuildCsrParams &, pkv_stream) override { return PKV_INTERNAL; }
+  Status copy_from_peer(Backend *, const PeerCopyParams &params) override {
+    return host_->copy_from_peer(host_, params);
+  }
   Status check_not_capturing(pkv_stream stream) override {
     id_of(stream);
     if (capturing.count(stream) == 0) return PKV_OK;

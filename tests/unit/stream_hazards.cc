@@ -58,7 +58,8 @@ class Hazards {
     if (pick(3) == 0) options.window = 6;
     options.rope.rotary_dim = 8;
     options.rope.base = 10000.0;
-    REQUIRE(Cache::create(&backend_, options, &cache_) == PKV_OK);
+    options.devices = {&backend_};
+    REQUIRE(Cache::create(options, {{options.layout}}, &cache_) == PKV_OK);
     backend_.base = cache_->pool().base();
     backend_.block_bytes = options.layout.block_bytes();
     BatchOptions batch_options = {};

@@ -38,7 +38,8 @@ struct Fixture {
       options.rope.rotary_dim = 8;
       options.rope.base = 10000.0;
     }
-    REQUIRE(Cache::create(&backend, options, &cache) == PKV_OK);
+    options.devices = {&backend};
+    REQUIRE(Cache::create(options, {{options.layout}}, &cache) == PKV_OK);
     for (int64_t number = 1; number <= 5; ++number) backend.make_stream(number);
   }
   ~Fixture() {
