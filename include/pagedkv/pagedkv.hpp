@@ -487,9 +487,10 @@ class Cache {
   void quarantine_transfer(pkv_transfer transfer) { check(pkv_transfer_quarantine(get(), transfer)); }
   void finish_transfer(pkv_transfer transfer) { check(pkv_transfer_finish(get(), transfer)); }
   std::vector<pkv_memory_region> regions() const {
-    std::vector<pkv_memory_region> regions(1, make_struct<pkv_memory_region>());
     int64_t count = 0;
-    check(pkv_cache_get_regions(get(), regions.data(), 1, &count));
+    check(pkv_cache_get_regions(get(), nullptr, 0, &count));
+    std::vector<pkv_memory_region> regions(static_cast<size_t>(count), make_struct<pkv_memory_region>());
+    check(pkv_cache_get_regions(get(), regions.data(), count, &count));
     return regions;
   }
 
