@@ -56,6 +56,7 @@ void Batch::fill_step_limits() {
 }
 
 Status Batch::check_stepping() const {
+  PKV_TRY(cache_->check_usable());
   if (is_prepared_ && step_.serial != 0 && step_.steps_ahead > 0) return PKV_OK;
   return fail(PKV_INVALID_ARGUMENT, "the batch has no steps ahead: prepare them first");
 }

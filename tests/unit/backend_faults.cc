@@ -194,6 +194,23 @@ const Call kCalls[] = {
     {"prepare again", [](World &w) { return prepare(w, w.batch, 0, 2, kTokens); }, true},
     {"fork", [](World &w) { return pkv_sequence_fork(w.cache, w.sequences[0], -1, &w.sequences[2]); }},
     {"prepare with a copy", [](World &w) { return prepare(w, w.batch, 0, 3, 3); }, true},
+    {"prepare ahead",
+     [](World &w) {
+       pkv_prepare_options options = {};
+       options.struct_size = sizeof options;
+       options.steps_ahead = 2;
+       const int64_t counts[] = {1, 1};
+       return pkv_batch_prepare(w.batch, w.sequences.data(), counts, 2, nullptr, 0, &options);
+     },
+     true},
+    {"advance", [](World &w) { return pkv_batch_advance(w.batch, nullptr, nullptr); }},
+    {"get_advanced",
+     [](World &w) {
+       int64_t counts[2];
+       return pkv_batch_get_advanced(w.batch, 2, nullptr, counts, nullptr);
+     }},
+    {"discard what was ahead", [](World &w) { return pkv_batch_discard(w.batch); }},
+    {"fill the tables again", [](World &w) { return prepare(w, w.batch, 0, 3, 0); }, true},
     {"fork again", [](World &w) { return pkv_sequence_fork(w.cache, w.sequences[1], -1, &w.sequences[3]); }},
     {"append with a copy", [](World &w) { return pkv_sequence_append(w.cache, w.sequences[3], w.tokens.data(), 5, nullptr); },
      true},

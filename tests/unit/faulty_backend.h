@@ -37,6 +37,7 @@ class FaultyBackend final : public Backend {
     allocations_.insert(out->base);
     return PKV_OK;
   }
+  Status allocate_mapped_memory(uint64_t bytes, DeviceMemory *out) override { return allocate_memory(bytes, out); }
   void release_memory(DeviceMemory *memory) override {
     if (memory->base != nullptr && allocations_.erase(memory->base) == 0) ++num_wrong_releases_;
     host_->release_memory(memory);
@@ -82,6 +83,10 @@ class FaultyBackend final : public Backend {
     }
     params.to_indptr[tables.num_sequences] = end;
     return PKV_OK;
+  }
+  Status advance(const AdvanceParams &params, pkv_stream stream) override {
+    PKV_TRY(attempt("advance"));
+    return host_->advance(params, stream);
   }
   Status check_not_capturing(pkv_stream stream) override {
     PKV_TRY(attempt("check_not_capturing"));
@@ -152,10 +157,12 @@ class FaultyBackend final : public Backend {
     }
     Status submit(const UploadTablesParams &params, pkv_stream) override {
       PKV_TRY(backend_->attempt("submit"));
-      copy(params.to_seq_lens, params.seq_lens, params.num_sequences);
-      copy(params.to_cu_seqlens_q, params.cu_seqlens_q, params.num_sequences + 1);
+      copy(params.to_seq_lens, params.seq_lens, params.num_seq_lens);
+      copy(params.to_cu_seqlens_q, params.cu_seqlens_q, params.num_cu_seqlens_q);
       copy(params.to_slot_mapping, params.slot_mapping, params.num_tokens);
       copy(params.to_positions, params.positions, params.num_tokens);
+      copy(params.to_step_limits, params.step_limits, params.num_step_limits);
+      if (params.to_num_refused != nullptr) *params.to_num_refused = 0;
       for (int64_t i = 0; i < params.num_changes; ++i) {
         params.to_block_table[params.change_indices[i]] = params.change_values[i];
       }
