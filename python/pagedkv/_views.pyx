@@ -6,6 +6,7 @@ from libc.stdint cimport int32_t, uintptr_t
 
 from pagedkv._arrays cimport as_int32
 from pagedkv._cache cimport Cache
+from pagedkv._errors import UnsupportedError
 from pagedkv._dlpack cimport (
     DL_BFLOAT, DL_FLOAT, DL_FLOAT8_E4M3FN, DL_FLOAT8_E5M2, DL_INT, DL_UINT, find_device, make_capsule, make_lease)
 
@@ -86,12 +87,19 @@ cdef MemoryView make_view(Lease lease, uintptr_t address, tuple shape, tuple str
     view.strides = strides
     view.dtype = dtype
     view.device = device
-    view._is_host = device == "host"
+    view._is_host = device.startswith("host")
     view._item_bytes, view._code = TYPES[dtype][:2]
     for axis in range(len(shape)):
         view._shape[axis] = shape[axis]
         view._strides[axis] = strides[axis]
     return view
+
+
+cdef int require_one_device(Cache cache) except -1:
+    cache.require_open()
+    if cache._num_devices > 1:
+        raise UnsupportedError("the cache's memory is on several devices: shards has the address of each part")
+    return 0
 
 
 cdef MemoryView view_plane(Cache cache, object layer, str kind):
@@ -100,7 +108,7 @@ cdef MemoryView view_plane(Cache cache, object layer, str kind):
     cdef int item_bytes
     layout = cache.layout
     where = layout.layer(index)
-    cache.require_open()
+    require_one_device(cache)
     item_bytes = TYPES[layout.dtype][0]
     tokens = (layout.block_size, where[f"{kind}_token_stride"] * item_bytes)
     heads = (layout.num_kv_heads, where[f"{kind}_head_stride"] * item_bytes)
@@ -127,5 +135,6 @@ def v_view(Cache self, layer):
 
 def block_view(Cache self, block):
     """A block, all layers: uint8 [block_bytes], without a copy; close() raises BusyError while it lives."""
+    require_one_device(self)
     address = self.block_ptr(block)
     return make_view(make_lease(self, &self._num_views), address, (self.layout.block_bytes,), (1,), "uint8", self.device)
