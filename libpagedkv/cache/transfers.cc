@@ -150,7 +150,7 @@ Status Cache::receive(int64_t count, const pkv_open_options &options, pkv_stream
   }
   if (status == PKV_OK) status = streams_.finish_use(slot);
   if (status != PKV_OK) {  // nobody knows the transfer yet
-    release_received(*transfer, 0);
+    release_received(*transfer, 0, slot);
     change_references(transfer->chain, -1);
     transfer->chain.regions = {};
     transfer->blocks = SharedArray<int32_t>();

@@ -55,7 +55,6 @@ class CudaBackend final : public Backend {
 
   void enable_peer_access(const CudaBackend &peer);
 
-  int ordinal_ = 0;
   char device_[16] = "";
   int ordinal_ = 0;
   char name_[128] = "";
