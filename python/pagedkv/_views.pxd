@@ -21,3 +21,5 @@ cdef class MemoryView:
 
 # strides: bytes. dtype: a name of the library, or "uint8".
 cdef MemoryView make_view(Lease lease, uintptr_t address, tuple shape, tuple strides, str dtype, str device)
+
+cdef int item_bytes_of(str dtype) except -1
