@@ -5,7 +5,15 @@ from libc.stdint cimport int32_t, uintptr_t
 from pagedkv._arrays cimport as_int32
 from pagedkv._cache cimport Cache
 from pagedkv._dlpack cimport make_lease
+from pagedkv._errors import UnsupportedError
 from pagedkv._views cimport MemoryView, item_bytes_of, make_view
+
+
+cdef int require_one_device(Cache cache) except -1:
+    cache.require_open()
+    if cache._num_devices > 1:
+        raise UnsupportedError("the cache's memory is on several devices: shards has the address of each part")
+    return 0
 
 
 cdef MemoryView view_plane(Cache cache, object layer, str kind):
@@ -14,7 +22,7 @@ cdef MemoryView view_plane(Cache cache, object layer, str kind):
     cdef int item_bytes
     layout = cache.layout
     where = layout.layer(index)
-    cache.require_open()
+    require_one_device(cache)
     item_bytes = item_bytes_of(layout.dtype)
     tokens = (layout.block_size, where[f"{kind}_token_stride"] * item_bytes)
     heads = (layout.num_kv_heads, where[f"{kind}_head_stride"] * item_bytes)
@@ -38,5 +46,6 @@ def v_view(Cache self, layer):
 
 def block_view(Cache self, block):
     """A block, all layers: uint8 [block_bytes], without a copy; close() raises BusyError while it lives."""
+    require_one_device(self)
     address = self.block_ptr(block)
     return make_view(make_lease(self, &self._num_views), address, (self.layout.block_bytes,), (1,), "uint8", self.device)

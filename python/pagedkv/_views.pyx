@@ -88,7 +88,7 @@ cdef MemoryView make_view(Lease lease, uintptr_t address, tuple shape, tuple str
     view.strides = strides
     view.dtype = dtype
     view.device = device
-    view._is_host = device == "host"
+    view._is_host = device.startswith("host")
     view._item_bytes, view._code = TYPES[dtype][:2]
     for axis in range(len(shape)):
         view._shape[axis] = shape[axis]

@@ -50,6 +50,14 @@ static void test_shards(void) {
     void *address = NULL;
     CHECK_OK(pkv_cache_block_ptr(cache, 0, &address));
     CHECK(address == get_shard(cache, 0).base);
+    pkv_memory_region regions[NUM_DEVICES];
+    memset(regions, 0, sizeof regions);
+    regions[0].struct_size = regions[1].struct_size = sizeof regions[0];
+    int64_t count = 0;
+    CHECK_OK(pkv_cache_get_regions(cache, regions, NUM_DEVICES, &count));
+    CHECK_EQUAL(count, NUM_DEVICES);
+    CHECK(regions[1].base == get_shard(cache, 1).base && strcmp(regions[1].device, "host:1") == 0);
+    CHECK_EQUAL(regions[1].bytes, NUM_BLOCKS * get_shard(cache, 1).block_bytes);
     pkv_shard_info info;
     memset(&info, 0, sizeof info);
     info.struct_size = sizeof info;

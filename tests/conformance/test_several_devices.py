@@ -259,6 +259,9 @@ def test_memory_of_several_devices():
     assert cache.num_blocks == 10  # the bytes are of each device: the fullest one decides
     with pytest.raises(BufferError, match="several devices"):
         np.asarray(memoryview(cache))
+    for view in (lambda: cache.k_view(0), lambda: cache.v_view(0), lambda: cache.block_view(0)):
+        with pytest.raises(pagedkv.UnsupportedError, match="several devices"):
+            view()
     one = pagedkv.Cache(layout, num_blocks=4, devices=["host:5"], shard="heads")
     assert one.devices == ("host:5",) and one.shards[0]["num_kv_heads"] == NUM_KV_HEADS
     assert np.asarray(memoryview(one)).shape == (4, layout.block_bytes)
