@@ -14,7 +14,7 @@ pkv_status pkv_trace_stop(pkv_cache *cache) {
   return guarded([&]() -> Status {
     PKV_TRY(check_pointer("cache", cache));
     const Status status = cache->cache->stop_trace();
-    report_trace_failure(*cache->cache);
+    report_failures(*cache->cache);
     return status;
   });
 }

@@ -10,10 +10,15 @@
 
 namespace pkv {
 
-Status Cache::create(Backend *backend, const CacheOptions &options, std::shared_ptr<Cache> *out) {
+Status Cache::create(Backend *backend, const CacheOptions &given, std::shared_ptr<Cache> *out) {
+  CacheOptions options = given;
   std::shared_ptr<Pool> pool;
   PKV_TRY(Pool::create(backend, options.pool, &pool));
+  DiskHeader disk_header;
+  bool is_disk_new = true;
+  std::unique_ptr<DiskFile> disk_file = open_disk_file(&options, &disk_header, &is_disk_new);
   std::shared_ptr<Cache> cache(new Cache(backend, options, std::move(pool)));
+  PKV_TRY(cache->create_tiers(options, std::move(disk_file), disk_header, is_disk_new));
   const Layout &layout = cache->layout_;
   const std::vector<float> ones(
       2 * static_cast<size_t>(layout.num_layers()) * static_cast<size_t>(layout.num_kv_heads()), 1.0f);
@@ -129,6 +134,7 @@ Status Cache::zero_uncached(pkv_stream stream, int64_t *out_count) {
     if (blocks_.record(block).holders == 0 && !blocks_.is_cached(block)) uncached.push_back(block);
   }
   const int64_t count = static_cast<int64_t>(uncached.size());
+  PKV_TRY(order_behind_tiers(stream));
   PKV_TRY(backend_->zero_blocks({pool_->base(), layout_.block_bytes(), uncached.data(), count}, stream));
   *out_count = count;
   return PKV_OK;
@@ -139,6 +145,8 @@ Status Cache::reset() {
   if (num_open_ > 0) return fail(PKV_BUSY, "%" PRId64 " sequences are open", num_open_);
   drop_pins();
   blocks_.clear_cached();
+  if (host_tier_ != nullptr) host_tier_->clear();
+  if (disk_tier_ != nullptr && resets_disk_) disk_tier_->clear();
   ++serial_;
   publish();
   return PKV_OK;
@@ -247,6 +255,7 @@ void Cache::get_stats(pkv_cache_stats *out) const {
   for (int i = 0; i < kNumReuseDistances; ++i) out->reuse_distance[i] = blocks_.reuse_distance(i);
   out->num_events = events_ == nullptr ? 0 : events_->ring().num_events();
   out->dropped_events = events_ == nullptr ? 0 : events_->ring().num_dropped();
+  get_tier_stats(out);
   out->is_failed = static_cast<int32_t>(values[kIsFailed]);
   out->is_tracing = trace_.is_recording();
   out->block_bytes = layout_.block_bytes();

@@ -17,6 +17,9 @@ Status Cache::find(pkv_sequence id, Sequence **out) const {
       *out = sequence;
       return PKV_OK;
     }
+    if (sequence->is_offloaded && sequence->generation == id >> 32) {
+      return fail(PKV_BUSY, "sequence %#" PRIx64 " is offloaded: restore it first", id);
+    }
   }
   return fail(PKV_NOT_FOUND, "sequence %#" PRIx64 " is not open", id);
 }
@@ -114,6 +117,7 @@ Status Cache::plan_open(int64_t i, const int64_t *tokens, int64_t num_tokens, co
   match_prefix(*sequence, tokens, num_tokens, &item->num_hit);
   match_partial(*sequence, tokens, num_tokens, item);
   ensure_table(sequence, item->num_hit + 1);
+  if (host_tier_ != nullptr) reserve_tier_hits(sequence, num_tokens);
   return PKV_OK;
 }
 
@@ -147,6 +151,7 @@ Status Cache::open(const int64_t *tokens, int64_t num_tokens, const pkv_open_opt
   PKV_TRY(plan_open(0, tokens, num_tokens, options, &item));
   acquire_level(item.sequence);
   finish_open(item, matched_.data(), num_tokens);
+  if (host_tier_ != nullptr) PKV_TRY(extend_by_tiers(item.sequence, tokens, num_tokens));
   publish();
   *out = item.id;
   *out_num_cached = item.sequence->length;
@@ -183,6 +188,10 @@ Status Cache::rematch(pkv_sequence id, const int64_t *tokens, int64_t num_tokens
                   tokens[i], taken);
     }
   }
+  if (host_tier_ != nullptr) {
+    expire();
+    reserve_tier_hits(sequence, num_tokens);
+  }
   OpenItem item = {};
   item.sequence = sequence;
   match_prefix(*sequence, tokens, num_tokens, &item.num_hit);
@@ -194,6 +203,7 @@ Status Cache::rematch(pkv_sequence id, const int64_t *tokens, int64_t num_tokens
     take_prefix(sequence, matched_.data(), item);
     count_hit(*sequence, sequence->length - old_length, item.partial_tokens - old_partial);
   }
+  if (host_tier_ != nullptr) PKV_TRY(extend_by_tiers(sequence, tokens, num_tokens));
   *out_num_cached = sequence->num_cached_tokens;
   finish_call(sequence);
   return PKV_OK;
@@ -360,6 +370,7 @@ Status Cache::truncate(pkv_sequence id, int64_t length) {
 
 void Cache::finish_close(Sequence *sequence, uint32_t index) {
   // Work on the host is done when its call returns, so a block may be reused at once; on a device the stream orders it.
+  if (sequence->is_offloaded) drop_slots(sequence);
   cut_table(sequence, 0);
   leave_records(*sequence);
   sequence->is_open = false;
@@ -373,7 +384,7 @@ void Cache::finish_close(Sequence *sequence, uint32_t index) {
 
 Status Cache::close(pkv_sequence id, pkv_stream) {
   Sequence *sequence = nullptr;
-  PKV_TRY(find(id, &sequence));
+  PKV_TRY(find_any(id, &sequence));
   finish_close(sequence, static_cast<uint32_t>(id & 0xffffffffu));
   publish();
   return PKV_OK;
@@ -381,7 +392,7 @@ Status Cache::close(pkv_sequence id, pkv_stream) {
 
 Status Cache::get_info(pkv_sequence id, pkv_sequence_info *out) const {
   Sequence *sequence = nullptr;
-  PKV_TRY(find(id, &sequence));
+  PKV_TRY(find_any(id, &sequence));
   out->length = sequence->length;
   out->settled_length = sequence->settled_length;
   out->num_cached_tokens = sequence->num_cached_tokens;
@@ -389,12 +400,13 @@ Status Cache::get_info(pkv_sequence id, pkv_sequence_info *out) const {
   out->namespace_id = sequence->chain.first.id;
   out->priority = sequence->priority;
   out->tag = sequence->tag;
+  out->is_offloaded = sequence->is_offloaded;
   return PKV_OK;
 }
 
 Status Cache::get_blocks(pkv_sequence id, pkv_array *out) const {
   Sequence *sequence = nullptr;
-  PKV_TRY(find(id, &sequence));
+  PKV_TRY(find_any(id, &sequence));
   if (sequence->table.size() == 0) sequence->table = SharedArray<int32_t>(1);  // a view needs something to keep
   *out = {};
   out->data = sequence->table.data();

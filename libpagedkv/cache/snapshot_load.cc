@@ -118,6 +118,9 @@ Status Cache::load_sequence(const pkv_snapshot_io &io, const pkv_open_options *o
 }
 
 Status Cache::upload_block(int32_t block, const std::vector<char> &bytes) {
+  if (host_tier_ != nullptr) {  // what was evicted for it may still be on its way to the tier
+    PKV_TRY(host_tier_->queue().wait(host_tier_->queue().last_ticket()));
+  }
   char *address = static_cast<char *>(pool_->base()) + static_cast<uint64_t>(block) * layout_.block_bytes();
   return backend_->upload(address, bytes.data(), bytes.size());
 }

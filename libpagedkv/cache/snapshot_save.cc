@@ -26,6 +26,7 @@ Status Cache::read_scales(std::vector<float> *out) const {
 Status Cache::write_blocks(const Snapshot &snapshot, const int32_t *blocks, pkv_stream stream, SnapshotSink *sink) {
   const uint64_t block_bytes = layout_.block_bytes(), row_bytes = snapshot_row_bytes(layout_);
   std::vector<char> block(block_bytes), rows(static_cast<size_t>(layout_.block_size()) * row_bytes);
+  PKV_TRY(order_behind_tiers(stream));
   for (int64_t i = 0; i < snapshot.num_blocks(); ++i) {
     const char *address = static_cast<const char *>(pool_->base()) + static_cast<uint64_t>(blocks[i]) * block_bytes;
     PKV_TRY(backend_->download(block.data(), address, block_bytes, stream));

@@ -36,7 +36,8 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
   step->are_tokens_known = false;
   for (int64_t i = 0; i < num_sequences; ++i) {
     Sequence *sequence = nullptr;
-    if (find(ids[i], &sequence) != PKV_OK) {
+    if (const Status status = find(ids[i], &sequence); status != PKV_OK) {
+      if (status == PKV_BUSY) return fail(status, "sequences[%" PRId64 "]: %s", i, last_error());
       return fail(PKV_NOT_FOUND, "sequences[%" PRId64 "] is %#" PRIx64 ", which is not open", i, ids[i]);
     }
     if (sequence->plan_mark == plan_serial_) {
@@ -148,6 +149,7 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
 }
 
 Status Cache::apply_step(const int64_t *tokens, Step *step) {
+  if (host_tier_ != nullptr) host_tier_->set_stream(step->stream);
   evict_over_quota(step->quota_evictions);
   // Of one sequence in one namespace they are owned at once; of several, one by one below.
   const bool is_of_one = step->items.size() == 1 && step->items[0].sequence->chain.regions.empty();
@@ -215,6 +217,7 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
 // Queues the copies on write of a call; no destination is a source. A failure leaves the cache unusable.
 Status Cache::copy_blocks(const std::vector<int32_t> &sources, const std::vector<int32_t> &destinations,
                           pkv_stream stream) {
+  PKV_TRY(order_behind_tiers(stream));
   if (sources.empty()) return PKV_OK;
   const int64_t count = static_cast<int64_t>(sources.size());
   copies_ += count;
@@ -300,9 +303,9 @@ Status Cache::discard_step(Step *step) {
   for (size_t i = 0; i < step->items.size(); ++i) {
     StepItem &item = step->items[i];
     Sequence *sequence = nullptr;
-    if (find(item.id, &sequence) != PKV_OK) {
+    if (find_any(item.id, &sequence) != PKV_OK) {
       item.sequence = nullptr;  // closed since
-    } else if (sequence->change_serial != step->serial) {
+    } else if (sequence->change_serial != step->serial) {  // offloaded, too
       return fail(PKV_INVALID_ARGUMENT, "sequences[%zu] of the step has changed since", i);
     }
   }
@@ -343,6 +346,7 @@ Status Cache::discard_step(Step *step) {
 
   for (const HashedBlock &hashed : step->hashed_blocks) {
     if (is_still_hashed(hashed)) blocks_.drop_hash(hashed.block);
+    if (host_tier_ != nullptr) forget_in_tiers(hashed.hash);  // of a sequence closed since it may have got there
   }
   // A copy is undone if nobody has touched the cache since and its source, which another sequence of the step may have
   // gone on writing, is still as it was below the copied length.
