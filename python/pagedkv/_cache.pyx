@@ -23,14 +23,14 @@ from pagedkv._errors import BusyError, InvalidArgumentError
 from pagedkv._errors cimport check
 from pagedkv._prefixes import invalidate, namespace_stats, pin, probe, set_quota, touch
 from pagedkv._sequences import accept, close_many, commit_many, fork_many, open_many, reorder, truncate_many
-from pagedkv._memory cimport set_memory
+from pagedkv._memory cimport as_bytes, set_memory
 from pagedkv._pool cimport export_blocks
 from pagedkv._prompt cimport Prompt, read_prompt, release_prompt
 from pagedkv._snapshot cimport load_prefixes, load_sequence, save_prefixes
 from pagedkv.abi cimport (
     PKV_EVICTION_FIFO, PKV_EVICTION_LFU, PKV_EVICTION_LRU, PKV_EVICTION_PRIORITY, PKV_EVICTION_S3FIFO,
     PKV_EVICTION_SLRU, PKV_OFF, PKV_ON, PKV_STREAM_OF_SEQUENCE, pkv_cache_block_ptr, pkv_cache_check, pkv_cache_create,
-    pkv_cache_destroy, pkv_cache_evict, pkv_cache_explain, pkv_cache_get_stats, pkv_cache_options,
+    pkv_cache_destroy, pkv_cache_evict, pkv_cache_explain, pkv_cache_flush_tiers, pkv_cache_get_stats, pkv_cache_options,
     pkv_cache_reset, pkv_cache_set_kv_scales, pkv_cache_victims, pkv_cache_zero_uncached, pkv_eviction, pkv_layout,
     pkv_rope, pkv_sequence_close, pkv_sequence_open, pkv_status, pkv_stream)
 from pagedkv.abi cimport (
@@ -49,7 +49,9 @@ cdef dict EVICTIONS = {
 @cython.no_gc_clear
 cdef class Cache:
     """Cache(layout, num_blocks=None, memory=None, device="auto", prefix_caching=True, eviction="lru", buffer=None, \
-hash_seed=0, low_water=0, event_capacity=0, window=None, sinks=0, partial_reuse=False, rope=None)\n--\n\n\
+hash_seed=0, low_water=0, event_capacity=0, window=None, sinks=0, partial_reuse=False, rope=None, host_tier=None, \
+disk_tier=None, disk_tier_bytes=None, tier_identity=None, recompute_tokens_per_second=0.0, tier_min_hits=0, \
+disk_tier_reset=False)\n--\n\n\
 Token sequences over blocks of one device, with a prefix cache.
 
     The size is given by num_blocks, by memory ("20GiB", bytes as an int, or a float: a share of the free memory), or by
@@ -62,14 +64,22 @@ Token sequences over blocks of one device, with a prefix cache.
     the first `sinks` tokens. partial_reuse: open also takes a block that shares only its first tokens with the prompt.
     rope: a pagedkv.Rope by base, how K is rotated, for Sequence.shift().
 
+    host_tier: pinned host memory ("4GiB", or bytes as an int) for evicted blocks, which a later open() finds again.
+    disk_tier: a path, and disk_tier_bytes its largest size: the file behind the host tier, kept for later processes.
+    tier_identity: a name of the model and its weights; a file of another one is left alone.
+    recompute_tokens_per_second: only what is cheaper to fetch than to compute is offloaded, 0: everything. tier_min_hits:
+    blocks that were hit less often are not offloaded. disk_tier_reset: reset() empties the file, too.
+
     One thread at a time may mutate a cache and its batches; write_kv and attend may run beside it. On the host a cache
     exports its memory: numpy.asarray(cache) is uint8 [num_blocks, block_bytes], without a copy; while such views live,
     close() raises BusyError."""
 
     def __init__(self, layout, num_blocks=None, memory=None, device="auto", prefix_caching=True, eviction="lru",
                  buffer=None, hash_seed=0, low_water=0, event_capacity=0, window=None, sinks=0, partial_reuse=False,
-                 rope=None):
+                 rope=None, host_tier=None, disk_tier=None, disk_tier_bytes=None, tier_identity=None,
+                 recompute_tokens_per_second=0.0, tier_min_hits=0, disk_tier_reset=False):
         cdef pkv_cache_options options
+        cdef bytes tier_path = None, identity = None
         cdef pkv_rope rotation
         cdef pkv_cache_stats stats
         cdef pkv_layout c_layout
@@ -117,6 +127,21 @@ Token sequences over blocks of one device, with a prefix cache.
                 raise InvalidArgumentError(f"rope must be a pagedkv.Rope, got {describe(rope)}")
             rotation = (<Rope> rope)._rope
             options.rope = &rotation
+        if host_tier is not None:
+            options.host_tier_bytes = as_bytes(host_tier, "host_tier")
+        if disk_tier is not None:
+            tier_path = as_path(disk_tier, "disk_tier")
+            options.disk_tier_path = tier_path
+            if disk_tier_bytes is None:
+                raise InvalidArgumentError("disk_tier is given without disk_tier_bytes")
+        if disk_tier_bytes is not None:
+            options.disk_tier_bytes = as_bytes(disk_tier_bytes, "disk_tier_bytes")
+        if tier_identity is not None:
+            identity = as_text(tier_identity, "tier_identity")
+            options.tier_identity = identity
+        options.recompute_tokens_per_second = as_double(recompute_tokens_per_second, "recompute_tokens_per_second")
+        options.tier_min_hits = as_int64(tier_min_hits, "tier_min_hits")
+        options.disk_tier_reset = PKV_ON if disk_tier_reset else PKV_OFF
         with nogil:
             status = pkv_cache_create(&options, &self._cache)
         check(status)
@@ -272,6 +297,17 @@ Token sequences over blocks of one device, with a prefix cache.
         """Forgets every cached block and every pin. BusyError while sequences are open."""
         self.enter()
         check(pkv_cache_reset(self._cache))
+
+    def flush_tiers(self):
+        """Returns when what was offloaded is in the host tier, and what is queued for the disk tier on the disk.
+        DeviceError if the disk tier was switched off by an error."""
+        cdef pkv_status status
+        self.enter()
+        self._is_busy = True
+        with nogil:
+            status = pkv_cache_flush_tiers(self._cache)
+        self._is_busy = False
+        check(status)
 
     # ---- Snapshots
 
@@ -431,12 +467,7 @@ Token sequences over blocks of one device, with a prefix cache.
     def trace_start(self, path):
         """Records every call that changes the cache into a file, for `pagedkv replay`. The cache must be empty: no
         open sequences, pins or cached blocks (BusyError)."""
-        cdef bytes name
-        if not isinstance(path, (str, bytes, os.PathLike)):
-            raise InvalidArgumentError(f"path must be a path, got {describe(path)}")
-        name = os.fsencode(path)
-        if b"\0" in name:
-            raise InvalidArgumentError(f"path has a NUL in it: {path!r}")
+        cdef bytes name = as_path(path, "path")
         self.enter()
         check(pkv_trace_start(self._cache, name))
 
@@ -529,6 +560,16 @@ Token sequences over blocks of one device, with a prefix cache.
             raise AttributeError("the cache's memory is on the host: use numpy.asarray")
         return {"shape": (self.num_blocks, self.layout.block_bytes), "typestr": "|u1", "data": (self.base_ptr, False),
                 "version": 3}
+
+
+cdef bytes as_path(object path, str name):
+    cdef bytes encoded
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        raise InvalidArgumentError(f"{name} must be a path, got {describe(path)}")
+    encoded = os.fsencode(path)
+    if b"\0" in encoded:
+        raise InvalidArgumentError(f"{name} has a NUL in it: {path!r}")
+    return encoded
 
 
 cdef int read_scales(object value, str name, float *out, int num_heads) except -1:

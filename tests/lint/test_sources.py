@@ -23,7 +23,7 @@ TEXTS = sorted(
     }
 )
 MOST_LINES = 600
-MOST_HEADER_LINES = 900  # of the public headers, which stay one file each
+MOST_HEADER_LINES = 1300  # of the public headers, which stay one file each
 MOST_COLUMNS = 132  # the style says 120; a word that runs over is no matter for a test
 
 
