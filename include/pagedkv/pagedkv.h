@@ -412,7 +412,7 @@ typedef struct pkv_cache_stats {
   int64_t disk_tier_resident;
   int64_t disk_writes;         /* blocks */
   int64_t disk_reads;
-  int64_t disk_drops;          /* blocks that were not written, because the writer fell behind or failed */
+  int64_t disk_drops;          /* blocks that the host tier gave up before they were written */
   int64_t disk_damaged;        /* blocks of the file that were found damaged */
   int64_t disk_write_rate;
   int64_t disk_read_rate;
@@ -433,8 +433,8 @@ PKV_API pkv_status pkv_cache_check(const pkv_cache *cache);
 PKV_API pkv_status pkv_cache_explain(const pkv_cache *cache, int32_t block, char *buffer, size_t capacity,
                                      size_t *out_length);
 
-/* Returns when what was offloaded has arrived in the host tier, and what is queued for the disk tier is on the disk;
- * DEVICE_ERROR if that is switched off. A no-op without tiers. */
+/* Returns when what was offloaded has arrived in the host tier, and what is findable there has been written to the disk
+ * tier; DEVICE_ERROR if that is switched off. A no-op without tiers. */
 PKV_API pkv_status pkv_cache_flush_tiers(pkv_cache *cache);
 
 /* Address of a block on the device. */

@@ -472,7 +472,7 @@ class Cache {
     return count;
   }
   void reset() { check(pkv_cache_reset(get())); }
-  // What was offloaded is in the host tier then, and what is queued for the disk tier on the disk.
+  // What was offloaded is in the host tier then, and what is findable there on the disk.
   void flush_tiers() { check(pkv_cache_flush_tiers(get())); }
   // options: null for the saved namespace, regions, priority and tag.
   Sequence load_sequence(const pkv_snapshot_io &io, const pkv_open_options *options = nullptr,

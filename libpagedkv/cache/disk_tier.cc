@@ -128,8 +128,8 @@ int32_t DiskTier::find(const Hash128 &hash, const Hash128 &parent) const {
   });
 }
 
-void DiskTier::offer(int32_t host_slot) {
-  if (!is_on()) return;
+bool DiskTier::offer(int32_t host_slot) {
+  if (!is_on()) return false;
   settle();
   const HostSlot &source = host_->slot(host_slot);
   const int32_t there = index_.find(source.key.hash, [&](int32_t slot) {
@@ -140,12 +140,10 @@ void DiskTier::offer(int32_t host_slot) {
       unlink(there);
       append(there);
     }
-    return;
+    host_->set_on_disk(host_slot, true);
+    return true;
   }
-  if (num_queued_ - num_settled_ == jobs_.size() || (free_.empty() && first_ == kNoSlot)) {
-    ++host_->counters().disk_drops;
-    return;
-  }
+  if (num_queued_ - num_settled_ == jobs_.size() || (free_.empty() && first_ == kNoSlot)) return false;
   if (free_.empty()) drop(first_, false);  // it is about to be overwritten
   const int32_t slot = free_.back();
   free_.pop_back();
@@ -153,12 +151,14 @@ void DiskTier::offer(int32_t host_slot) {
   slots_[slot].state = State::kWriting;
   index_.insert(source.key.hash, slot);
   host_->hold(host_slot);
+  host_->set_on_disk(host_slot, true);
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     jobs_[num_queued_ % jobs_.size()] = {{source.key, ++serial_}, slot, host_slot, source.ticket, false};
     ++num_queued_;
   }
   has_work_.notify_one();
+  return true;
 }
 
 void DiskTier::run_writer() {
@@ -195,6 +195,7 @@ void DiskTier::settle_done() {
   }
   for (; num_settled_ < num_done; ++num_settled_) {
     const Job &job = jobs_[num_settled_ % jobs_.size()];
+    if (!job.is_written) host_->set_on_disk(job.host_slot, false);
     host_->release(job.host_slot);
     if (job.is_written) {
       slots_[job.slot].state = State::kFindable;
@@ -205,7 +206,6 @@ void DiskTier::settle_done() {
       index_.erase(slots_[job.slot].key.hash, job.slot);
       slots_[job.slot].state = State::kFree;
       free_.push_back(job.slot);
-      ++host_->counters().disk_drops;
     }
   }
 }
@@ -218,9 +218,8 @@ void DiskTier::wait_until_idle() {
   settle();
 }
 
-bool DiskTier::load(int32_t slot, const int64_t *tokens, int32_t host_slot, TierKey *out_key) {
+bool DiskTier::read(int32_t slot, const int64_t *tokens, TierKey *out_key) {
   if (!is_on()) return false;
-  if (host_->wait_for(host_slot) != PKV_OK) return false;
   const Clock::time_point start = Clock::now();
   DiskRead state = DiskRead::kEmpty;
   DiskSlotHeader header;
@@ -239,13 +238,18 @@ bool DiskTier::load(int32_t slot, const int64_t *tokens, int32_t host_slot, Tier
     const char *row = file_->tokens_in(buffer);
     if (load_little_endian<int64_t>(row + sizeof(int64_t) * static_cast<size_t>(i)) != tokens[i]) return false;
   }
-  std::memcpy(host_->bytes(host_slot), file_->bytes_in(buffer), host_->block_bytes());
   read_rate_.add(file_->slot_bytes(), seconds_since(start));
   unlink(slot);
   append(slot);
   ++host_->counters().disk_reads;
   *out_key = header.key;
   return true;
+}
+
+Status DiskTier::copy_read(int32_t host_slot) {
+  PKV_TRY(host_->wait_for(host_slot));  // what it held before may still be on its way to the device
+  std::memcpy(host_->bytes(host_slot), file_->bytes_in(read_buffer_.get()), host_->block_bytes());
+  return PKV_OK;
 }
 
 template <class IsMeant>
@@ -281,7 +285,11 @@ void DiskTier::note_regions() {
 }
 
 Status DiskTier::flush() {
-  wait_until_idle();
+  bool is_all_offered = false;
+  while (is_on() && !is_all_offered) {
+    is_all_offered = host_->offer_all_to_disk();
+    wait_until_idle();
+  }
   if (!is_on()) return fail(PKV_DEVICE_ERROR, "%s: the disk tier is switched off since an error", file_->path().c_str());
   return file_->sync();
 }

@@ -1,8 +1,8 @@
 // The disk tier of a cache: blocks of the host tier, written to a file by a thread of its own and found there again, by
 // this process or a later one.
 //
-// Everything that the host tier keeps is offered once; the writer takes it from a bounded queue, and what finds the queue
-// full is dropped. A slot of the file is free, being written, or findable; those are in a list, least recently used
+// What the host tier keeps is offered from its old end on; the writer takes it from a bounded queue. What finds the queue
+// full is offered again later, and lost if the host tier gives it up before. A slot of the file is free, being written, or findable; those are in a list, least recently used
 // first, and give way for others. Reading is done by the caller, and checked: what is damaged is a miss. Any error of the
 // file switches the tier off, with a text for the log; the cache goes on without.
 //
@@ -38,13 +38,14 @@ class DiskTier {
   bool is_on() const { return is_on_.load(std::memory_order_relaxed); }
   int64_t num_slots() const { return slots_.size(); }
 
-  // A findable, held slot of the host tier is written, unless it is here.
-  void offer(int32_t host_slot);
+  // A findable slot of the host tier is written, unless it is here. False if there is no room in the queue.
+  bool offer(int32_t host_slot);
   // The slot of the file with this key, or -1. The tokens are in the file: load() compares them.
   int32_t find(const Hash128 &hash, const Hash128 &parent) const;
-  // Reads a slot into a held one of the host tier, bytes only. False if it is not what was looked for (then it is
-  // dropped) or cannot be read. tokens: [block_size]
-  bool load(int32_t slot, const int64_t *tokens, int32_t host_slot, TierKey *out_key);
+  // Reads a slot. False if it is not what was looked for (damaged ones are dropped) or cannot be read; else copy_read()
+  // gives what was read to a held slot of the host tier. tokens: [block_size]
+  bool read(int32_t slot, const int64_t *tokens, TierKey *out_key);
+  Status copy_read(int32_t host_slot);
   // Takes in what the writer has done.
   void settle() {
     if (has_done_.load(std::memory_order_acquire)) settle_done();
@@ -58,7 +59,7 @@ class DiskTier {
   void note_regions();
   bool has_regions() const { return header_.has_regions; }
 
-  // Returns when the queue is empty and the file is on the disk. DEVICE_ERROR if the tier is off.
+  // Returns when everything that the host tier can find is in the file, as far as there is room, and the file on the disk. DEVICE_ERROR if the tier is off.
   Status flush();
 
   double write_rate() const { return write_rate_.get(); }

@@ -83,7 +83,7 @@ constexpr Field kFields[] = {
     PKV_FIELD(disk_tier_resident, "disk_tier_resident_blocks", kGauge, "Blocks in the disk tier."),
     PKV_FIELD(disk_writes, "disk_writes", kCounter, "Blocks written to the disk tier."),
     PKV_FIELD(disk_reads, "disk_reads", kCounter, "Blocks read from the disk tier."),
-    PKV_FIELD(disk_drops, "disk_drops", kCounter, "Blocks that were not written to the disk tier."),
+    PKV_FIELD(disk_drops, "disk_drops", kCounter, "Blocks that the host tier gave up unwritten."),
     PKV_FIELD(disk_damaged, "disk_damaged", kCounter, "Blocks of the disk tier that were found damaged."),
     PKV_FIELD(disk_write_rate, "disk_write_bytes_per_second", kGauge, "Measured rate of writes to the disk tier."),
     PKV_FIELD(disk_read_rate, "disk_read_bytes_per_second", kGauge, "Measured rate of reads from the disk tier."),

@@ -12,6 +12,7 @@ namespace pkv {
 namespace {
 
 constexpr int64_t kMostCopies = 256;  // of one flush
+constexpr int64_t kMostSeen = 64;     // old slots that one flush looks at for the disk tier
 // So many blocks are declined before one is offloaded all the same: what the link does is measured anew.
 constexpr uint32_t kDeclinesPerProbe = 64;
 
@@ -123,9 +124,14 @@ Status HostTier::flush() {
     slots_[slot].ticket = queue_->last_ticket();
     // Bytes that did not get here must not be found.
     if (status != PKV_OK && is_to_host_ && slots_[slot].is_indexed) unindex(slot);
-    if (status == PKV_OK && is_to_host_ && disk_ != nullptr && slots_[slot].is_indexed) disk_->offer(slot);
-    release(slot);
   }
+  if (status == PKV_OK && is_to_host_ && disk_ != nullptr) {
+    offer_oldest_to_disk();
+    for (const int32_t slot : pending_) {
+      if (slots_[slot].is_indexed && !slots_[slot].is_on_disk && !disk_->offer(slot)) break;
+    }
+  }
+  for (const int32_t slot : pending_) release(slot);
   if (status == PKV_OK) {
     (is_to_host_ ? counters_.offloaded : counters_.restored) += count;
   } else if (is_to_host_) {
@@ -134,6 +140,23 @@ Status HostTier::flush() {
   blocks_.clear();
   pending_.clear();
   return status;
+}
+
+// What will be given up next goes to the disk first; the writer takes it as fast as it can.
+void HostTier::offer_oldest_to_disk() {
+  int64_t num_seen = 0;
+  for (int32_t slot = first_; slot != kNoSlot && num_seen < kMostSeen; ++num_seen) {
+    const int32_t next = slots_[slot].next;  // what is offered is held and leaves the list
+    if (!slots_[slot].is_on_disk && !disk_->offer(slot)) return;
+    slot = next;
+  }
+}
+
+bool HostTier::offer_all_to_disk() {
+  for (int32_t slot = 0; slot < num_slots(); ++slot) {
+    if (slots_[slot].is_indexed && !slots_[slot].is_on_disk && !disk_->offer(slot)) return false;
+  }
+  return true;
 }
 
 void HostTier::hold(int32_t slot) {
@@ -160,6 +183,7 @@ int32_t HostTier::take() {
   if (free_.empty()) {
     if (first_ == kNoSlot) return kNoSlot;
     const int32_t victim = first_;
+    if (disk_ != nullptr && !slots_[victim].is_on_disk) ++counters_.disk_drops;
     unlink(victim);
     unindex(victim);
     free_slot(victim);
@@ -169,6 +193,7 @@ int32_t HostTier::take() {
   free_.pop_back();
   HostSlot &record = slots_[slot];
   record.is_used = true;
+  record.is_on_disk = false;
   record.holders = 1;
   ++num_held_;
   ++counters_.host_resident;

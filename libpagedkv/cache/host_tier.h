@@ -40,6 +40,7 @@ struct HostSlot {
   bool is_used = false;
   bool is_hashed = false;   // the key is that of a full block
   bool is_indexed = false;  // and finds this slot
+  bool is_on_disk = false;  // or on the way there
 };
 
 struct HostTierOptions {
@@ -96,6 +97,9 @@ class HostTier {
   int32_t take();
   // Of a held slot: what is in it. With key not null it is that of a full block; is_indexed: and finds it.
   void describe(int32_t slot, const int64_t *tokens, const TierKey *key, bool is_indexed);
+  // Offers everything findable that is not on the disk to the disk tier, until its queue is full; whether it came to the end.
+  bool offer_all_to_disk();
+  void set_on_disk(int32_t slot, bool is_on_disk) { slots_[slot].is_on_disk = is_on_disk; }
   // Adds a copy between a block and a held slot to the next flush().
   Status add_copy(int32_t block, int32_t slot, bool to_host);
   // Returns when the transfers that touch a slot are done.
@@ -118,6 +122,7 @@ class HostTier {
   HostTier(Backend *backend, const Pool &pool, const HostTierOptions &options);
 
   bool is_worth_keeping(int64_t hits);
+  void offer_oldest_to_disk();
   void append(int32_t slot);
   void unlink(int32_t slot);
   void unindex(int32_t slot);

@@ -27,7 +27,7 @@ struct TierCounters {
   TierCounter offloaded_sequences;  // now
   TierCounter disk_resident;        // slots of the file that can be found, now
   TierCounter disk_writes, disk_reads;  // blocks
-  TierCounter disk_drops;           // blocks that were not written because the queue was full, or nothing could give way
+  TierCounter disk_drops;           // blocks that the host tier gave up before they were written
   TierCounter disk_damaged;         // slots that were found damaged
 };
 

@@ -138,10 +138,11 @@ void Cache::cut_tier_hits(const Sequence &sequence, const int64_t *tokens) {
     TierHit &hit = tier_hits_[i];
     if (hit.disk_slot == kNoSlot) continue;
     const int64_t *row = tokens + (first + static_cast<int64_t>(i)) * block_size;
-    const int32_t slot = host_tier_->take();
     TierKey key;
-    if (slot != kNoSlot && disk_tier_->load(hit.disk_slot, row, slot, &key)) {
+    const int32_t slot = disk_tier_->read(hit.disk_slot, row, &key) ? host_tier_->take() : kNoSlot;
+    if (slot != kNoSlot && disk_tier_->copy_read(slot) == PKV_OK) {
       host_tier_->describe(slot, row, &key, true);
+      host_tier_->set_on_disk(slot, true);
       hit.host_slot = slot;
       continue;
     }

@@ -299,7 +299,7 @@ Token sequences over blocks of one device, with a prefix cache.
         check(pkv_cache_reset(self._cache))
 
     def flush_tiers(self):
-        """Returns when what was offloaded is in the host tier, and what is queued for the disk tier on the disk.
+        """Returns when what was offloaded is in the host tier, and what is findable there is written to the disk tier.
         DeviceError if the disk tier was switched off by an error."""
         cdef pkv_status status
         self.enter()
