@@ -7,7 +7,7 @@
  *   3. devices, pool                                 9. kernels: write_kv, attend, merge_states
  *   4. layout, cache                                10. host backend settings
  *   5. sequences, one at a time and many in a call
- *   6. batch: one step's view of the cache
+ *   6. batch: one step's view of the cache               11. transfers
  *
  * Conventions
  *   - Every call that can fail returns pkv_status. On failure nothing has changed, and pkv_last_error() says why.
@@ -20,6 +20,9 @@
  *     offset), byte offsets, lengths and strides are 64-bit.
  *   - A call that takes a stream queues its work there and does not wait. On the host backend the work is done when the
  *     call returns and streams are ignored.
+ *   - Work of several streams on one cache is ordered by the library, as of each call: where a block goes from one stream
+ *     to another, the second waits. Queue a step's kernels before the next call on another stream. A stream must exist
+ *     while sequences are open whose last step was on it.
  *   - Threads: a pool may be used from any thread. A cache and its batches take one mutating thread at a time.
  *     pkv_write_kv and pkv_attend read the batch and constants of the cache only, so they may run while another thread
  *     mutates the cache. Functions that get statistics may be called from any thread at any time.
@@ -359,7 +362,7 @@ PKV_API pkv_status pkv_cache_evict(pkv_cache *cache, int64_t n, int64_t *out_evi
  * many blocks; may be NULL. */
 PKV_API pkv_status pkv_cache_zero_uncached(pkv_cache *cache, pkv_stream stream, int64_t *out_count);
 
-/* Forgets every cached block, in the host tier too, and every pin. BUSY while sequences are open. */
+/* Forgets every cached block, in the host tier too, and every pin. BUSY while sequences or transfers are open. */
 PKV_API pkv_status pkv_cache_reset(pkv_cache *cache);
 
 typedef struct pkv_cache_stats {
@@ -368,7 +371,7 @@ typedef struct pkv_cache_stats {
   int64_t uncached_blocks; /* free, nothing in them */
   int64_t cached_blocks;   /* free of sequences, findable */
   int64_t held_blocks;     /* by sequences, reserved ones included, and by pins */
-  int64_t pending_blocks;  /* waiting for transfers */
+  int64_t pending_blocks;  /* held by transfers alone */
   int64_t peak_held_blocks;
   int64_t num_sequences;
   int64_t queried_tokens;  /* tokens of all opened prompts */
@@ -394,6 +397,8 @@ typedef struct pkv_cache_stats {
   /* Hits by reuse distance: [i] counts blocks hit again after 2^i to 2^(i + 1) - 1 other uses (hits and registrations)
    * of blocks; 0 and 1 in [0], the last one everything beyond. */
   int64_t reuse_distance[32];
+  int64_t num_transfers;
+  int64_t quarantined_blocks; /* of quarantined transfers, whoever else holds them */
   /* Tiers. Bytes are blocks times block_bytes. */
   int64_t host_tier_blocks;    /* room in the host tier */
   int64_t host_tier_resident;  /* of that, in use: findable, or of offloaded sequences */
@@ -494,7 +499,8 @@ PKV_API pkv_status pkv_sequence_commit(pkv_cache *cache, pkv_sequence sequence, 
  * too. */
 PKV_API pkv_status pkv_sequence_truncate(pkv_cache *cache, pkv_sequence sequence, int64_t length);
 
-/* Releases everything, last block first. stream: where its last work was queued, or PKV_STREAM_OF_SEQUENCE. */
+/* Releases everything, last block first. stream: where its last work was queued, or PKV_STREAM_OF_SEQUENCE. Another
+ * stream than the sequence's goes behind that one. */
 PKV_API pkv_status pkv_sequence_close(pkv_cache *cache, pkv_sequence sequence, pkv_stream stream);
 
 typedef struct pkv_sequence_info {
@@ -692,7 +698,8 @@ PKV_API pkv_status pkv_namespace_set_quota(pkv_cache *cache, uint64_t namespace_
 
 typedef struct pkv_namespace_stats {
   size_t struct_size;
-  int64_t held_blocks;   /* of this namespace; a shared block belongs to the one that it was appended in */
+  int64_t held_blocks;   /* of this namespace, pending ones included; a shared block belongs to the one that it was
+                            appended in */
   int64_t cached_blocks;
   int64_t quota;         /* 0: none */
   int64_t num_sequences; /* opened in it (namespace_id, not a region) */
@@ -844,6 +851,55 @@ PKV_API int32_t pkv_host_num_threads(void);
  * "avx2", "avx512". UNSUPPORTED where the processor or the build lacks it. Process-wide. */
 PKV_API pkv_status pkv_host_set_isa(const char *isa);
 PKV_API const char *pkv_host_isa(void);
+
+/* ---- 11. Transfers ------------------------------------------------------------------------------------------- */
+
+/*
+ * Blocks that a transfer engine reads or writes, outside of the order of streams (docs/transfers.md). A transfer holds
+ * its blocks until it is known to be over, whatever happens to sequences meanwhile. Held by transfers alone they are
+ * pending: not evictable, not reusable, and, while they are being received, in no table and hit by nobody. An engine
+ * cannot take back what it has begun: what missed its deadline may still land. Index and generation, never 0; one that
+ * is over is NOT_FOUND.
+ */
+typedef uint64_t pkv_transfer;
+
+/* The blocks of tokens [start, end) of a sequence (end -1: to its length) are going to be read. Who writes into them
+ * meanwhile gets a copy. They hold what is sent once `stream` has come this far; PKV_STREAM_OF_SEQUENCE is the
+ * sequence's own. out_blocks: int32 [blocks], in the order of the tokens. */
+PKV_API pkv_status pkv_transfer_send(pkv_cache *cache, pkv_sequence sequence, int64_t start, int64_t end,
+                                     pkv_stream stream, pkv_transfer *out, pkv_array *out_blocks);
+/* Takes uncached and evictable blocks, all or none, that are going to be written: once `stream` has come this far.
+ * options: of the sequence that comes of it; may be NULL. */
+PKV_API pkv_status pkv_transfer_receive(pkv_cache *cache, int64_t num_blocks, const pkv_open_options *options,
+                                        pkv_stream stream, pkv_transfer *out, pkv_array *out_blocks);
+/* All bytes of the first num_tokens tokens are there, or will be when `stream` has come this far, and nothing more will
+ * land: they become an open sequence of these settled tokens on that stream, full blocks can be hit, and the blocks
+ * behind them are released. Ends the transfer. BUSY for a quarantined one. */
+PKV_API pkv_status pkv_transfer_commit(pkv_cache *cache, pkv_transfer transfer, const int64_t *tokens,
+                                       int64_t num_tokens, pkv_stream stream, pkv_sequence *out);
+/* Its deadline has passed, but it may still go on: its blocks stay, and commit is refused from now on. */
+PKV_API pkv_status pkv_transfer_quarantine(pkv_cache *cache, pkv_transfer transfer);
+/* It is known to be over, well or not: its blocks are released. */
+PKV_API pkv_status pkv_transfer_finish(pkv_cache *cache, pkv_transfer transfer);
+
+/* Memory that holds blocks [first_block, first_block + num_blocks) of a cache, for an engine to register. */
+typedef struct pkv_memory_region {
+  size_t struct_size;
+  void *base;
+  uint64_t bytes;
+  uint64_t block_bytes;
+  int64_t first_block, num_blocks;
+  char device[16];
+} pkv_memory_region;
+/* out: [capacity], out[0].struct_size bytes apart; NULL if capacity is 0. out_count is the full number, 1 in this
+ * version. */
+PKV_API pkv_status pkv_cache_get_regions(const pkv_cache *cache, pkv_memory_region *out, int64_t capacity,
+                                         int64_t *out_count);
+
+/* Names a layout and what is stored in it, for peers to compare before they exchange blocks: SHA-256 over the layout and
+ * over what identifies the model, [model_bytes], which may be NULL (docs/transfers.md has it byte by byte). out: [32]. */
+PKV_API pkv_status pkv_layout_fingerprint(const pkv_layout *layout, const void *model, size_t model_bytes,
+                                          uint8_t *out);
 
 #ifdef __cplusplus
 }

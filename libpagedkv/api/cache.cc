@@ -157,6 +157,17 @@ pkv_status pkv_layout_describe(const pkv_layout *layout, pkv_layout_info *out) {
   });
 }
 
+pkv_status pkv_layout_fingerprint(const pkv_layout *layout, const void *model, size_t model_bytes, uint8_t *out) {
+  return guarded([&]() -> Status {
+    PKV_TRY(check_pointer("out", out));
+    Layout read;
+    PKV_TRY(read_layout(layout, &read));
+    if (model_bytes > 0) PKV_TRY(check_pointer("model", model));
+    read.make_fingerprint(model, model_bytes, out);
+    return PKV_OK;
+  });
+}
+
 pkv_status pkv_layout_layer(const pkv_layout *layout, int32_t layer, pkv_layer_info *out) {
   return guarded([&]() -> Status {
     PKV_TRY(check_struct("out", out));

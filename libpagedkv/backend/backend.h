@@ -40,6 +40,9 @@ class TableUploader {
   virtual Status submit(const UploadTablesParams &params, pkv_stream stream) = 0;
 };
 
+// An event of a device: a place in a stream that other streams can wait for.
+using DeviceEvent = void *;
+
 class Backend {
  public:
   virtual const char *device() const = 0;  // "host", "cuda:0"
@@ -72,6 +75,21 @@ class Backend {
   virtual Status build_csr(const BuildCsrParams &params, pkv_stream stream) = 0;
   // INVALID_ARGUMENT if the stream is capturing a graph: what prepare does must not be recorded.
   virtual Status check_not_capturing(pkv_stream stream) = 0;
+
+  // Order between streams. has_streams() is false where work is done when its call returns: then nothing below is called.
+  virtual bool has_streams() = 0;
+  // A number that no other stream ever has, unlike the handle, which is used again once a stream is destroyed.
+  virtual Status stream_id(pkv_stream stream, uint64_t *out) = 0;
+  virtual Status create_event(DeviceEvent *out) = 0;
+  virtual void destroy_event(DeviceEvent event) = 0;  // whether it has been reached or not
+  // The event stands for everything that is queued on the stream now; streams that wait for what it stood for before go
+  // on waiting for that.
+  virtual Status record_event(DeviceEvent event, pkv_stream stream) = 0;
+  // What is queued on the stream from now on waits for what the event stands for now.
+  virtual Status wait_event(DeviceEvent event, pkv_stream stream) = 0;
+  // Whether all that it stands for is done; false too if that cannot be found out.
+  virtual bool is_event_done(DeviceEvent event) = 0;
+
   // Device memory that a batch keeps for attend, filled with zeros at first; 0 where none is needed.
   virtual uint64_t attend_workspace_bytes(int32_t head_dim) = 0;
 

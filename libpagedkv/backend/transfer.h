@@ -31,10 +31,6 @@ class TransferQueue {
   // Returns when that copy() and all before it are done. Any thread.
   virtual Status wait(uint64_t ticket) = 0;
 
-  // What is queued here from now on comes behind what is queued on that stream already; and the other way round.
-  virtual Status follow(pkv_stream stream) = 0;
-  virtual Status precede(pkv_stream stream) = 0;
-
   // Measured, moving. Any thread.
   double rate_to_host() const { return to_host_.get(); }
   double rate_to_device() const { return to_device_.get(); }

@@ -33,6 +33,26 @@ __attribute__((target("avx2"))) void count_widely(int64_t first, int64_t count, 
   for (; i < count; ++i) to[i] = first + i;
 }
 
+__attribute__((target("avx512f"))) void count_most_widely(int64_t first, int64_t count, int64_t *to) {
+  __m512i numbers = _mm512_add_epi64(_mm512_set1_epi64(first), _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0));
+  const __m512i eight = _mm512_set1_epi64(8);
+  int64_t i = 0;
+  for (; i + 8 <= count; i += 8) {
+    _mm512_storeu_si512(to + i, numbers);
+    numbers = _mm512_add_epi64(numbers, eight);
+  }
+  for (; i < count; ++i) to[i] = first + i;
+}
+
+__attribute__((target("avx512f"))) void fill_slots_most_widely(const int32_t *blocks, int64_t count, int64_t *to) {
+  const __m512i first = _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0), last = _mm512_set_epi64(15, 14, 13, 12, 11, 10, 9, 8);
+  for (int64_t i = 0; i < count; ++i, to += 16) {
+    const __m512i slot = _mm512_set1_epi64(static_cast<int64_t>(blocks[i]) * 16);
+    _mm512_storeu_si512(to, _mm512_add_epi64(slot, first));
+    _mm512_storeu_si512(to + 8, _mm512_add_epi64(slot, last));
+  }
+}
+
 __attribute__((target("avx2"))) void fill_slots_of_sixteen(const int32_t *blocks, int64_t count, int64_t *to) {
   const __m256i steps[] = {_mm256_set_epi64x(3, 2, 1, 0), _mm256_set_epi64x(7, 6, 5, 4),
                            _mm256_set_epi64x(11, 10, 9, 8), _mm256_set_epi64x(15, 14, 13, 12)};
@@ -50,6 +70,7 @@ __attribute__((target("avx2"))) void fill_slots_of_sixteen(const int32_t *blocks
 
 void fill_counting(int64_t first, int64_t count, int64_t *to) {
 #if defined(__x86_64__)
+  if (has_avx512()) return count_most_widely(first, count, to);
   if (has_avx2()) return count_widely(first, count, to);
 #endif
   count_plainly(first, count, to);
@@ -57,6 +78,7 @@ void fill_counting(int64_t first, int64_t count, int64_t *to) {
 
 void fill_slots(const int32_t *blocks, int64_t count, int32_t block_size, int64_t *to) {
 #if defined(__x86_64__)
+  if (block_size == 16 && has_avx512()) return fill_slots_most_widely(blocks, count, to);
   if (block_size == 16 && has_avx2()) return fill_slots_of_sixteen(blocks, count, to);
 #endif
   fill_slots_plainly(blocks, count, block_size, to);

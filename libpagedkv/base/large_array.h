@@ -1,6 +1,6 @@
 // An array of a fixed size that may be large: aligned to cache lines and, where it fills some, to huge pages, which are
 // asked for: random accesses to a few ten megabytes are otherwise paid for in address translation. Its elements are not
-// initialised, and pages that are never touched cost nothing.
+// initialised; its pages are there from the start (see populate.h).
 #pragma once
 
 #include <sys/mman.h>
@@ -9,6 +9,8 @@
 #include <cstdlib>
 #include <new>
 #include <type_traits>
+
+#include "base/populate.h"
 
 namespace pkv {
 
@@ -33,6 +35,7 @@ class LargeArray {
 #if defined(MADV_HUGEPAGE)
     if (alignment == kHugePageBytes) madvise(data_, bytes, MADV_HUGEPAGE);  // a wish: small pages do as well
 #endif
+    populate_pages(data_, bytes);
   }
   LargeArray(const LargeArray &) = delete;
   LargeArray &operator=(const LargeArray &) = delete;

@@ -8,6 +8,10 @@ inline bool has_avx2() {
   static const bool has = __builtin_cpu_supports("avx2") != 0;
   return has;
 }
+inline bool has_avx512() {
+  static const bool has = __builtin_cpu_supports("avx512f") != 0;
+  return has;
+}
 #endif
 
 }  // namespace pkv

@@ -8,6 +8,7 @@
 #include <new>
 #include <utility>
 
+#include "base/populate.h"
 #include "pagedkv/pagedkv.h"
 
 namespace pkv {
@@ -29,7 +30,7 @@ template <class T>
 class SharedArray {
  public:
   SharedArray() = default;
-  // Throws std::bad_alloc. Untouched pages of a large array cost nothing.
+  // Throws std::bad_alloc. Its pages are there from the start (see populate.h).
   explicit SharedArray(int64_t size) {
     uint64_t bytes = 0;
     if (size < 0 || __builtin_mul_overflow(static_cast<uint64_t>(size), sizeof(T), &bytes) ||
@@ -38,6 +39,7 @@ class SharedArray {
     }
     void *memory = std::calloc(1, kArrayHeaderBytes + bytes);
     if (memory == nullptr) throw std::bad_alloc();
+    populate_pages(memory, kArrayHeaderBytes + bytes);
     header_ = new (memory) ArrayHeader;
     size_ = size;
   }

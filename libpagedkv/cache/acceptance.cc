@@ -11,8 +11,8 @@
 
 namespace pkv {
 
-// PKV_STREAM_OF_SEQUENCE becomes the stream that the sequences in found_ have in common.
-Status Cache::resolve_stream(int64_t num_sequences, pkv_stream *stream) const {
+// PKV_STREAM_OF_SEQUENCE becomes the stream that the sequences in found_ have in common. Its slot goes to moves_.
+Status Cache::resolve_stream(int64_t num_sequences, pkv_stream *stream) {
   if (*stream == PKV_STREAM_OF_SEQUENCE) {
     *stream = num_sequences > 0 ? found_[0]->stream : nullptr;
     for (int64_t i = 1; i < num_sequences; ++i) {
@@ -21,7 +21,10 @@ Status Cache::resolve_stream(int64_t num_sequences, pkv_stream *stream) const {
                   found_[i]->stream, *stream);
     }
   }
-  return backend_->check_not_capturing(*stream);
+  PKV_TRY(backend_->check_not_capturing(*stream));
+  moves_.waits = {};
+  moves_.stream_slot = kNoStream;
+  return num_sequences == 0 ? PKV_OK : begin_stream(*stream, &moves_.stream_slot);
 }
 
 // Checks found_ against the drafts and fills moves_.items.
@@ -69,6 +72,7 @@ void Cache::replace_for_writing(Sequence *sequence, int64_t block_index, const i
   const BlockRecord &record = blocks_.record(*entry);
   if (record.holders == 1 && !is_borrowed(*sequence, block_index)) {
     if (record.is_hashed) blocks_.drop_hash(*entry);
+    if (streams_.is_several()) streams_.begin_writing(entry, 1, &moves_.waits);
     return;
   }
   const int32_t target = *(*next_new)++;
@@ -76,14 +80,16 @@ void Cache::replace_for_writing(Sequence *sequence, int64_t block_index, const i
               sizeof(int64_t) * static_cast<size_t>(layout_.block_size()));
   moves_.copy_sources.push_back(*entry);
   moves_.copy_destinations.push_back(target);
+  if (streams_.is_several()) streams_.note_used(entry, 1, moves_.stream_slot);
   blocks_.release(entry, 1, sequence->level);
   own_block(*sequence, block_index, target);
   *entry = target;
   ++sequence->table_version;
 }
 
-// Queues the copies, then the moves. A failure leaves the cache unusable.
+// Queues the copies, then the moves, behind what they have to wait for. A failure leaves the cache unusable.
 Status Cache::run_moves(int64_t rotation, pkv_stream stream) {
+  if (streams_.is_several()) PKV_TRY(order_behind(moves_.stream_slot, moves_.waits));
   PKV_TRY(copy_blocks(moves_.copy_sources, moves_.copy_destinations, stream));
   if (moves_.runs.empty()) return PKV_OK;
   MoveRowsParams params = {};
@@ -153,8 +159,10 @@ Status Cache::accept(const pkv_sequence *ids, const int64_t *num_drafts, const i
 
   evict_over_quota(quota_evictions_);
   blocks_.take(needed, moves_.new_blocks.data(), kNoNamespace);
+  if (streams_.is_several()) streams_.begin_writing(moves_.new_blocks.data(), needed, &moves_.waits);
   const int32_t *next_new = moves_.new_blocks.data();
   for (const MoveItem &item : moves_.items) {
+    if (streams_.is_several()) add_waits(item.sequence, moves_.stream_slot, &moves_.waits);
     for_each_target(item, [&](int64_t index) { replace_for_writing(item.sequence, index, &next_new); });
     if (item.first_moved < item.num_kept) {
       item.sequence->has_appended = true;
@@ -188,13 +196,13 @@ Status Cache::accept(const pkv_sequence *ids, const int64_t *num_drafts, const i
       int64_t &entry = blocks_.tokens(sequence->table[position / block_size])[position % block_size];
       if (entry < kUnknownToken) entry = disguise_draft(entry);
     }
-    sequence->stream = stream;
+    set_stream(sequence, stream, moves_.stream_slot);
     cut(sequence, length);
     settle(sequence, 0, nullptr);
     sequence->change_serial = ++serial_;
   }
   publish();
-  return PKV_OK;
+  return record_ended_streams();
 }
 
 }  // namespace pkv

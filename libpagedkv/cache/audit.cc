@@ -79,12 +79,14 @@ Status Cache::check() const {
   if (num_open != num_open_) {
     return fail(PKV_INTERNAL, "%" PRId64 " sequences are open, but %" PRId64 " are counted", num_open, num_open_);
   }
+  PKV_TRY(check_streams());
   PKV_TRY(check_tiers());
   PKV_TRY(check_pins(&holders));
+  PKV_TRY(check_transfers(&holders));
   PKV_TRY(check_references());
   for (int32_t block = 0; block < num_blocks(); ++block) {
     if (holders[block] != blocks_.record(block).holders) {
-      return fail(PKV_INTERNAL, "block %d stands in %d tables and pins, but has %d holders", block, holders[block],
+      return fail(PKV_INTERNAL, "block %d stands in %d tables, pins and transfers, but has %d holders", block, holders[block],
                   blocks_.record(block).holders);
     }
   }
@@ -111,7 +113,7 @@ Status Cache::check_pins(std::vector<int32_t> *holders) const {
   return PKV_OK;
 }
 
-// Who refers to the records of namespaces: sequences and pins.
+// Who refers to the records of namespaces: sequences, pins, and transfers that receive.
 Status Cache::check_references() const {
   const Namespaces &namespaces = blocks_.namespaces();
   std::vector<int64_t> references(namespaces.num_records(), 0), sequences(namespaces.num_records(), 0);
@@ -123,6 +125,11 @@ Status Cache::check_references() const {
   }
   for (const Pin &pin : pins_) {
     for (uint32_t passed : pin.namespaces) ++references[passed];
+  }
+  for (const Transfer &transfer : transfers_) {
+    if (!transfer.is_open || !transfer.is_receiving) continue;
+    ++references[transfer.chain.first.index];
+    for (const Scope &region : transfer.chain.regions) ++references[region.index];
   }
   for (uint32_t i = 0; i < namespaces.num_records(); ++i) {
     const NamespaceRecord &record = namespaces[i];
@@ -143,7 +150,8 @@ Status Cache::explain(int32_t block, std::string *out) const {
   }
   const BlockRecord &record = blocks_.record(block);
   const bool is_cached = blocks_.is_cached(block);
-  const char *state = record.holders > 0 ? "held" : is_cached ? "cached" : "uncached";
+  const bool is_pending = blocks_.is_pending(block);
+  const char *state = is_pending ? "pending" : record.holders > 0 ? "held" : is_cached ? "cached" : "uncached";
   JsonWriter json(out);
   json.begin_object();
   json.key("block").value(static_cast<int64_t>(block));
@@ -190,6 +198,17 @@ Status Cache::explain(int32_t block, std::string *out) const {
     json.value(static_cast<uint64_t>(pins_[i].generation) << 32 | i);
   }
   json.end_array();
+  json.key("transfers").begin_array();
+  for (size_t i = 0; i < transfers_.size() && record.holders > 0; ++i) {
+    const Transfer &transfer = transfers_[i];
+    const int32_t *blocks = transfer.blocks.data();
+    if (!transfer.is_open || std::count(blocks, blocks + transfer.blocks.size(), block) == 0) continue;
+    json.begin_object();
+    json.key("transfer").value(static_cast<uint64_t>(transfer.generation) << 32 | i);
+    json.key("state").value(transfer.state_name());
+    json.end_object();
+  }
+  json.end_array();
   if (record.namespace_index != kNoNamespace) {
     json.key("namespace").value(blocks_.namespaces()[record.namespace_index].id);
     json.key("is_stale").value(static_cast<bool>(record.is_stale));
@@ -209,7 +228,8 @@ Status Cache::explain(int32_t block, std::string *out) const {
     json.key("eviction_order").value(own_place);
   }
   const bool is_pinned = !block_pins_.empty() && block_pins_[block] > 0;
-  json.key("why").value(is_pinned            ? "held by pins: unpin them"
+  json.key("why").value(is_pending           ? "held by transfers alone: finish them once they are known to be over"
+                        : is_pinned            ? "held by pins: unpin them"
                         : record.holders > 0 ? "held by open sequences: close, truncate or preempt them"
                         : is_cached          ? "cached and held by nobody: evicted when its turn comes"
                                              : "uncached: free, there is nothing to evict");

@@ -11,6 +11,7 @@ namespace pkv {
 namespace {
 
 constexpr int64_t kMaxCount = std::numeric_limits<int32_t>::max() - 1;
+constexpr int64_t kFewTokens = 1024;  // slots of so many are always written at once
 constexpr uint32_t kKnownFormats = PKV_FORMAT_TABLE | PKV_FORMAT_CSR | PKV_FORMAT_POINTERS;
 
 Status check_size(const char *name, int64_t value, int64_t smallest) {
@@ -171,6 +172,7 @@ Status Batch::prepare(const pkv_sequence *ids, const int64_t *counts, int64_t nu
 
   planned_.registers = options.registers;
   planned_.stream = options.stream;
+  planned_.tables_slot = tables_slot_;
   PKV_TRY(cache_->plan_step(ids, counts, num_sequences, tokens, num_tokens, &planned_));
   int64_t num_blocks = 0, longest = 0;
   PKV_TRY(check_bounds(planned_, options, &num_blocks, &longest));
@@ -191,8 +193,9 @@ Status Batch::prepare(const pkv_sequence *ids, const int64_t *counts, int64_t nu
   if (device_ != nullptr) {
     if (const Status status = upload_tables(); status != PKV_OK) return cache_->mark_failed(status);
   }
+  tables_slot_ = step_.stream_slot;
   is_prepared_ = true;
-  return PKV_OK;
+  return step_.items.empty() ? cache_->finish_step(step_) : PKV_OK;
 }
 
 void Batch::fill_row(int64_t index, const StepItem &item) {
@@ -239,20 +242,14 @@ void Batch::fill_tables(int64_t num_sequences, int64_t num_tokens) {
   max_position_ = -1;
   num_columns_ = 0;
   cu_seqlens_q_[0] = 0;
+  const bool has_slots = !are_slots_put_off(step_.num_tokens);
+  has_slots_.store(has_slots, std::memory_order_relaxed);
   for (int64_t i = 0; i < num_items; ++i) {
     const StepItem &item = step_.items[i];
     fill_row(i, item);
-    const int32_t *blocks = item.sequence->table.data();
     const int64_t length = item.sequence->length;
-    if (item.count == 1) {
-      slot_mapping_[token] = static_cast<int64_t>(blocks[item.new_num_blocks - 1]) * block_size_ +
-                             block_math_.offset_of(item.old_length);
-      positions_[token++] = item.old_length;
-    } else if (item.count > 0) {
-      fill_counting(item.old_length, item.count, positions_.data() + token);
-      fill_slot_mapping(blocks, item.old_length, length, slot_mapping_.data() + token);
-      token += item.count;
-    }
+    if (has_slots) fill_slots_of(i, token);
+    token += item.count;
     seq_lens_[i] = static_cast<int32_t>(length);
     cu_seqlens_q_[i + 1] = static_cast<int32_t>(token);
     max_seq_len_ = std::max(max_seq_len_, length);
@@ -275,6 +272,34 @@ void Batch::fill_tables(int64_t num_sequences, int64_t num_tokens) {
   num_sequences_ = num_sequences;
   num_tokens_ = num_tokens;
   if (has_csr()) fill_csr(num_sequences);
+}
+
+// Not where they travel to a device, or may be looked at any time.
+bool Batch::are_slots_put_off(int64_t num_tokens) const {
+  return num_tokens > kFewTokens && device_ == nullptr && !shows_slots_.load(std::memory_order_relaxed);
+}
+
+// Slots and positions of an item's tokens, from its row of the block table.
+void Batch::fill_slots_of(int64_t index, int64_t first_token) const {
+  const StepItem &item = step_.items[index];
+  if (item.count == 0) return;
+  const int32_t *blocks = block_table_.data() + index * table_stride_;
+  if (item.count == 1) {
+    slot_mapping_[first_token] = static_cast<int64_t>(blocks[item.new_num_blocks - 1]) * block_size_ +
+                                 block_math_.offset_of(item.old_length);
+    positions_[first_token] = item.old_length;
+    return;
+  }
+  fill_counting(item.old_length, item.count, positions_.data() + first_token);
+  fill_slot_mapping(blocks, item.old_length, item.old_length + item.count, slot_mapping_.data() + first_token);
+}
+
+void Batch::ensure_slots() const {
+  if (has_slots_.load(std::memory_order_acquire)) return;
+  std::lock_guard<std::mutex> lock(slots_mutex_);
+  if (has_slots_.load(std::memory_order_relaxed)) return;
+  for (size_t i = 0; i < step_.items.size(); ++i) fill_slots_of(static_cast<int64_t>(i), cu_seqlens_q_[i]);
+  has_slots_.store(true, std::memory_order_release);
 }
 
 // Slots of the tokens [begin, end) of a sequence: of a part of a block, of whole ones, and of a part again.
@@ -340,7 +365,11 @@ Status Batch::find_rows(int64_t index, int64_t start, int64_t count, SequenceRow
   return PKV_OK;
 }
 
-StepTables Batch::tables() const { return device_ == nullptr ? host_tables() : device_->view(host_tables()); }
+StepTables Batch::tables() const {
+  if (device_ != nullptr) return device_->view(host_tables());
+  ensure_slots();
+  return host_tables();
+}
 
 StepTables Batch::host_tables() const {
   StepTables tables = {};

@@ -2,11 +2,15 @@
 //
 // Invariant: a row of the block table holds the used blocks of the sequence that it was last filled for, then -1 as far
 // as it was ever filled. A row of the same sequence, whose table version has not changed, is only extended, and gets -1
-// where the window gave blocks back since: the cost of a step does not grow with the length of its sequences. One
-// mutating thread at a time, the cache's.
+// where the window gave blocks back since: the cost of a step does not grow with the length of its sequences. The slots
+// and positions of a long prompt, twice as much memory as its tokens, are not written before somebody asks: a kernel or
+// the caller, who from then on finds them in place after each prepare. One mutating thread at a time, the cache's; tables
+// may be asked for by several, while none prepares.
 #pragma once
 
+#include <atomic>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "base/shared_array.h"
@@ -66,6 +70,9 @@ class Batch {
   Status create_device_tables();
   bool has_csr() const { return (options_.formats & PKV_FORMAT_CSR) != 0; }
   StepTables host_tables() const;
+  bool are_slots_put_off(int64_t num_tokens) const;
+  void fill_slots_of(int64_t index, int64_t first_token) const;
+  void ensure_slots() const;
 
   Status check_bounds(const Step &step, const PrepareOptions &options, int64_t *out_num_blocks,
                       int64_t *out_longest) const;
@@ -85,6 +92,7 @@ class Batch {
   Step step_;  // the last prepared one
   Step planned_;  // the one that a prepare is working on
   bool is_prepared_ = false;
+  StreamSlot tables_slot_ = kNoStream;  // the stream that the tables were last filled and read on
 
   int64_t num_sequences_ = 0;  // padding included
   int64_t num_tokens_ = 0;
@@ -103,6 +111,9 @@ class Batch {
   SharedArray<int32_t> cu_seqlens_q_;  // [max_sequences + 1]
   SharedArray<int64_t> slot_mapping_;  // [max_tokens]
   SharedArray<int64_t> positions_;  // [max_tokens]
+  mutable std::mutex slots_mutex_;
+  mutable std::atomic<bool> has_slots_{true};  // of the last step, positions too; under the mutex but for a look
+  mutable std::atomic<bool> shows_slots_{false};  // somebody has an array of them
   SharedArray<int32_t> indptr_;  // [max_sequences + 1]
   SharedArray<int32_t> indices_;  // grows
   SharedArray<int32_t> last_block_len_;  // [max_sequences]

@@ -53,6 +53,10 @@ Status Batch::get_table(pkv_batch_table table, pkv_array *out) const {
   if (is_csr && !has_csr()) {
     return fail(PKV_UNSUPPORTED, "the batch was created without the format csr");
   }
+  if (table == PKV_SLOT_MAPPING || table == PKV_POSITIONS) {
+    ensure_slots();
+    shows_slots_.store(true, std::memory_order_relaxed);
+  }
   switch (table) {
     case PKV_BLOCK_TABLE:
       if (table_stride_ == 0) {

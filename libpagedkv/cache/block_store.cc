@@ -64,10 +64,15 @@ void BlockStore::take(int64_t count, int32_t *out_blocks, uint32_t namespace_ind
     num_uncached_ -= num_ready;
   }
   evict_victims(count - num_ready, out_blocks + num_ready);
-  for (int64_t i = 0; i < count; ++i) {
-    if (i + 8 < num_ready) prefetch_block(out_blocks[i + 8]);  // the others were just evicted
-    records_[out_blocks[i]].holders = 1;
-    records_[out_blocks[i]].namespace_index = namespace_index;
+  BlockRecord *const records = records_.data();
+  for (int64_t i = 0; i < num_ready; ++i) {
+    if (i + 8 < num_ready) prefetch_block(out_blocks[i + 8]);
+    records[out_blocks[i]].holders = 1;
+    records[out_blocks[i]].namespace_index = namespace_index;
+  }
+  for (int64_t i = num_ready; i < count; ++i) {  // just evicted
+    records[out_blocks[i]].holders = 1;
+    records[out_blocks[i]].namespace_index = namespace_index;
   }
   if (count > 0 && namespace_index != kNoNamespace) namespaces_.change(namespace_index).held += count;
 }
@@ -80,6 +85,11 @@ void BlockStore::change_owner(int32_t block, uint32_t namespace_index) {
 }
 
 void BlockStore::hit(const int32_t *blocks, int64_t count) {
+  has_transfers_ ? hit_each<true>(blocks, count) : hit_each<false>(blocks, count);
+}
+
+template <bool kHasTransfers>
+void BlockStore::hit_each(const int32_t *blocks, int64_t count) {
   OwnerOfRun owner(&namespaces_);
   int64_t sum = reuse_distance_sum_.load(std::memory_order_relaxed);
   for (int64_t i = 0; i < count; ++i) {
@@ -90,6 +100,7 @@ void BlockStore::hit(const int32_t *blocks, int64_t count) {
     sum += distance;
     last_uses_[block] = ++clock_;
     BlockRecord &record = records_[block];
+    if (kHasTransfers) end_pending(block);
     if (record.holders++ == 0) leave_cached(block, owner.of(record));
     eviction_.count_hit(block);
   }
@@ -100,30 +111,74 @@ void BlockStore::hit(const int32_t *blocks, int64_t count) {
 }
 
 void BlockStore::release(const int32_t *blocks, int64_t count, uint32_t level) {
+  has_transfers_ ? release_each<true>(blocks, count, level) : release_each<false>(blocks, count, level);
+}
+
+template <bool kHasTransfers>
+void BlockStore::release_each(const int32_t *blocks, int64_t count, uint32_t level) {
   const bool raises = level != kNoLevel && retention_.follows_priority();
+  const bool is_queued_in_runs = eviction_.queues_in_runs() && !retention_.has_levels();
   OwnerOfRun owner_of_run(&namespaces_);
-  int64_t num_freed = 0;
+  BlockRecord *const records = records_.data();
+  int64_t num_freed = 0, num_cached = 0;
+  Eviction::Run run;
   for (int64_t i = count - 1; i >= 0; --i) {
     const int32_t block = blocks[i];
-    if (i >= 16) __builtin_prefetch(&records_[blocks[i - 16]], 1);
-    BlockRecord &record = records_[block];
+    if (i >= 16) __builtin_prefetch(&records[blocks[i - 16]], 1);
+    BlockRecord &record = records[block];
     assert(record.holders > 0 && record.namespace_index != kNoNamespace);
     if (raises) retention_.raise(block, level);
-    if (--record.holders > 0) continue;
+    if (--record.holders > 0) {
+      if (kHasTransfers) begin_pending(block);
+      continue;
+    }
     NamespaceRecord *owner = owner_of_run.of(record);
     --owner->held;
     if (record.is_registered && !record.is_stale) {
-      ++num_cached_;
+      ++num_cached;
       ++owner->cached;
       if (owner->quota != 0) append_owned(owner, block);
-      eviction_.cache(block, retention_.level_of(block));
+      if (is_queued_in_runs) {
+        run.append(records, block);
+      } else {
+        eviction_.cache(block, retention_.level_of(block));
+      }
     } else {
       if (record.is_hashed) unhash(block);
       forget(block);
       freed_[num_freed++] = block;
     }
   }
+  eviction_.cache(run);
+  num_cached_ += num_cached;
   free_to_pool(freed_.data(), num_freed);
+}
+
+void BlockStore::hold_for_transfer(const int32_t *blocks, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    assert(records_[blocks[i]].holders > 0);  // so it stays pending if it was, and is not if it was not
+    ++records_[blocks[i]].holders;
+    change_transfer_holds(blocks[i], 1);
+  }
+}
+
+void BlockStore::take_for_transfer(int64_t count, int32_t *out_blocks, uint32_t namespace_index) {
+  take(count, out_blocks, namespace_index);
+  for (int64_t i = 0; i < count; ++i) change_transfer_holds(out_blocks[i], 1);
+  num_pending_ += count;
+}
+
+void BlockStore::release_transfer(const int32_t *blocks, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    end_pending(blocks[i]);
+    change_transfer_holds(blocks[i], -1);
+  }
+  release(blocks, count, kNoLevel);  // which sees what other transfers still hold
+}
+
+void BlockStore::hand_over(const int32_t *blocks, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) change_transfer_holds(blocks[i], -1);
+  num_pending_ -= count;
 }
 
 int32_t BlockStore::find(const Hash128 &hash, const int64_t *tokens) const {
@@ -177,6 +232,37 @@ void BlockStore::set_hashes(const int32_t *blocks, const Hash128 *parents, const
   }
   registrations_ += clock - clock_;
   clock_ = clock;
+}
+
+void BlockStore::register_new(int32_t previous, const int32_t *blocks, const Hash128 *hashes, int64_t count,
+                              bool is_stale) {
+  BlockRecord *const records = records_.data();
+  uint32_t *const last_uses = last_uses_.data();
+  const uint32_t first_clock = clock_;
+  int64_t num_registered = 0;
+  set_child(previous, blocks[0]);
+  for (int64_t i = 0; i < count; ++i) {
+    const int32_t block = blocks[i];
+    BlockRecord &record = records[block];
+    assert(!record.is_hashed && record.holders == 1);
+    record.hash = hashes[i + 1];
+    record.parent = hashes[i];
+    record.child = i + 1 < count ? blocks[i + 1] : kNoBlock;
+    record.is_hashed = true;
+    record.is_stale = is_stale;
+    record.is_registered = true;
+    if (!index_.insert_if_new(hashes[i + 1], block)) {
+      const int32_t twin = find_twin_or_insert(hashes[i + 1], block);
+      if (twin != kNoBlock) {
+        record.is_registered = false;
+        add_duplicate(twin, block);
+        continue;
+      }
+    }
+    last_uses[block] = first_clock + static_cast<uint32_t>(++num_registered);
+  }
+  clock_ = first_clock + static_cast<uint32_t>(num_registered);
+  registrations_ += num_registered;
 }
 
 // The registered block that is like this one; without one it is entered itself.
@@ -314,7 +400,7 @@ void BlockStore::evict_owned(uint32_t namespace_index, int64_t count) {
     }
     eviction_.forget(lowest, retention_.level_of(lowest));
     if (tier_ != nullptr) offer_to_tier(&lowest, 1);
-    finish_eviction(lowest, &owner);
+    finish_evictions(&lowest, 1);
     free_to_pool(&lowest, 1);
   }
   if (tier_ != nullptr) tier_->flush();  // what does not get there is not found there
@@ -377,20 +463,27 @@ void BlockStore::forget(int32_t block) {
   retention_.forget(block);
 }
 
-// Of a cached block that is queued no more: leaves it owned in the pool, with neither holder nor hash.
-void BlockStore::finish_eviction(int32_t block, NamespaceRecord *owner) {
-  BlockRecord &record = records_[block];
-  uncount_cached(block, owner);
-  ++owner->evictions;
-  ++evictions_;
-  record.is_hashed = false;
-  unregister(block, events_ != nullptr);
-  forget(block);
+// Of cached blocks that are queued no more: leaves them owned in the pool, with neither holder nor hash.
+void BlockStore::finish_evictions(const int32_t *blocks, int64_t count) {
+  OwnerOfRun owner_of_run(&namespaces_);
+  const bool tells = events_ != nullptr;
+  for (int64_t i = 0; i < count; ++i) {
+    const int32_t block = blocks[i];
+    BlockRecord &record = records_[block];
+    NamespaceRecord *owner = owner_of_run.of(record);
+    --owner->cached;
+    ++owner->evictions;
+    if (owner->quota != 0) remove_owned(owner, block);
+    record.is_hashed = false;
+    unregister(block, tells);
+    forget(block);
+  }
+  num_cached_ -= count;
+  evictions_ += count;
 }
 
 // count <= num_cached().
 void BlockStore::evict_victims(int64_t count, int32_t *out_blocks) {
-  OwnerOfRun owner(&namespaces_);
   // The index lines of one run are on their way while the run before is finished.
   int64_t num_popped = 0, num_finished = 0;
   while (num_finished < count) {
@@ -401,10 +494,8 @@ void BlockStore::evict_victims(int64_t count, int32_t *out_blocks) {
     }
     const int64_t end = num_popped == popped_before ? count : popped_before;
     if (tier_ != nullptr) offer_to_tier(out_blocks + num_finished, end - num_finished);
-    for (; num_finished < end; ++num_finished) {
-      const int32_t block = out_blocks[num_finished];
-      finish_eviction(block, owner.of(records_[block]));
-    }
+    finish_evictions(out_blocks + num_finished, end - num_finished);
+    num_finished = end;
   }
   if (tier_ != nullptr) tier_->flush();  // what does not get there is not found there
 }

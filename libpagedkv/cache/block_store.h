@@ -1,9 +1,10 @@
 // The state of every block of a cache, and the prefix index over the registered ones.
 //
-// A block is in one of three states:
+// A block is in one of four states:
 //   uncached  no holder, no hash: in the pool's free list;
 //   held      in the tables of `holders` sequences;
-//   cached    no holder, registered: in a queue of the eviction policy.
+//   cached    no holder, registered: in a queue of the eviction policy;
+//   pending   its holders are transfers alone: neither evictable nor reusable. It counts as held for its namespace.
 // A full block with settled tokens is hashed. Of the hashed blocks with equal content one is registered: it is in the
 // index and can be hit. The others are its duplicates, always held, linked behind it; when the registered one is
 // evicted or loses its hash, the first of them takes over. The pool sees held and cached blocks alike as owned.
@@ -47,7 +48,8 @@ class BlockStore {
   int64_t num_blocks() const { return records_.size(); }
   int64_t num_uncached() const { return num_uncached_; }
   int64_t num_cached() const { return num_cached_; }
-  int64_t num_held() const { return num_blocks() - num_uncached_ - num_cached_; }
+  int64_t num_pending() const { return num_pending_; }
+  int64_t num_held() const { return num_blocks() - num_uncached_ - num_cached_ - num_pending_; }
   int64_t num_available() const { return num_uncached_ + num_cached_; }
   int64_t evictions() const { return evictions_; }
   int64_t registrations() const { return registrations_; }
@@ -68,6 +70,7 @@ class BlockStore {
   // use.
   void hold(int32_t block) {
     BlockRecord &record = records_[block];
+    if (has_transfers_) end_pending(block);
     if (record.holders++ == 0) leave_cached(block, &namespaces_.change(record.namespace_index));
   }
   void hit(const int32_t *blocks, int64_t count);
@@ -78,6 +81,27 @@ class BlockStore {
   void release_shared(int32_t block, uint32_t level) {
     if (retention_.follows_priority()) retention_.raise(block, level);
     --records_[block].holders;
+    if (has_transfers_) begin_pending(block);
+  }
+
+  // Holders that are transfers, among all holders. What they need on the heap is there after reserve_transfers, which
+  // throws std::bad_alloc.
+  void reserve_transfers() {
+    if (transfer_holds_.empty()) transfer_holds_.resize(static_cast<size_t>(num_blocks()));
+  }
+  // Blocks that are held, by sequences or by transfers.
+  void hold_for_transfer(const int32_t *blocks, int64_t count);
+  // Like take.
+  void take_for_transfer(int64_t count, int32_t *out_blocks, uint32_t namespace_index);
+  void release_transfer(const int32_t *blocks, int64_t count);
+  // Of blocks that one transfer has taken and alone holds: a sequence holds them in its place.
+  void hand_over(const int32_t *blocks, int64_t count);
+  bool is_pending(int32_t block) const {
+    return has_transfers_ && transfer_holds_[static_cast<size_t>(block)] > 0 &&
+           records_[block].holders == transfer_holds_[static_cast<size_t>(block)];
+  }
+  int32_t num_transfer_holds(int32_t block) const {
+    return transfer_holds_.empty() ? 0 : transfer_holds_[static_cast<size_t>(block)];
   }
 
   // The registered block with this hash and these tokens, or kNoBlock.
@@ -94,6 +118,10 @@ class BlockStore {
   void set_hash(int32_t block, const Hash128 &parent, const Hash128 &hash, bool is_stale) {
     set_hashes(&block, &parent, &hash, 1, is_stale);
   }
+
+  // The same for blocks that were just taken, one after the other in a table. hashes: [count + 1], first what the first
+  // block extends. `previous` is the block before them, or kNoBlock. Nobody is told of them.
+  void register_new(int32_t previous, const int32_t *blocks, const Hash128 *hashes, int64_t count, bool is_stale);
 
   // Starts to load what an access soon to come will touch. Any number may be given.
   void prefetch_block(int64_t block, bool has_row = true) const {
@@ -145,6 +173,19 @@ class BlockStore {
 
  private:
   void change_owner(int32_t block, uint32_t namespace_index);
+  template <bool kHasTransfers>
+  void hit_each(const int32_t *blocks, int64_t count);
+  template <bool kHasTransfers>
+  void release_each(const int32_t *blocks, int64_t count, uint32_t level);
+  // Before a block gets a holder that is no transfer, and after it has lost one.
+  void end_pending(int32_t block) { num_pending_ -= is_pending(block); }
+  void begin_pending(int32_t block) { num_pending_ += is_pending(block); }
+  void change_transfer_holds(int32_t block, int32_t change) {
+    transfer_holds_[static_cast<size_t>(block)] += change;
+    num_transfer_holds_ += change;
+    has_transfers_ = num_transfer_holds_ > 0;
+  }
+  Status validate_transfers() const;
   void leave_cached(int32_t block, NamespaceRecord *owner);
   void uncount_cached(int32_t block, NamespaceRecord *owner);
   void unhash(int32_t block);
@@ -154,7 +195,7 @@ class BlockStore {
   void add_duplicate(int32_t twin, int32_t block);
   void forget(int32_t block);
   uint64_t namespace_id(int32_t block) const { return namespaces_[records_[block].namespace_index].id; }
-  void finish_eviction(int32_t block, NamespaceRecord *owner);
+  void finish_evictions(const int32_t *blocks, int64_t count);
   void evict_victims(int64_t count, int32_t *out_blocks);
   void offer_to_tier(const int32_t *blocks, int64_t count);
   void append_owned(NamespaceRecord *owner, int32_t block);
@@ -181,6 +222,10 @@ class BlockStore {
   std::vector<uint8_t> hits_;  // [num_blocks] since it was registered, if the tier counts them
   int64_t num_uncached_ = 0;
   int64_t num_cached_ = 0;
+  int64_t num_pending_ = 0;
+  bool has_transfers_ = false;
+  int64_t num_transfer_holds_ = 0;
+  std::vector<int32_t> transfer_holds_;  // [num_blocks] once there was a transfer
   int64_t evictions_ = 0;
   int64_t registrations_ = 0;
   uint32_t clock_ = 0;  // uses of blocks: registrations and hits

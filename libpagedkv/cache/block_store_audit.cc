@@ -50,12 +50,28 @@ Status BlockStore::validate() const {
   }
   PKV_TRY(eviction_.validate([this](int32_t block) { return retention_.level_of(block); }, num_cached_));
   PKV_TRY(retention_.validate());
+  PKV_TRY(validate_transfers());
   PKV_TRY(validate_namespaces());
   if (!index_.validate(num_indexed, [&](int32_t block) { return records_[block].hash; })) {
     return fail(PKV_INTERNAL, "the index does not hold the %" PRId64 " registered blocks, each where its hash leads",
                 num_indexed);
   }
   return PKV_OK;
+}
+
+Status BlockStore::validate_transfers() const {
+  int64_t num_pending = 0, num_holds = 0;
+  for (int32_t block = 0; block < num_blocks(); ++block) {
+    const int32_t holds = num_transfer_holds(block);
+    if (holds < 0 || holds > records_[block].holders) {
+      return fail(PKV_INTERNAL, "block %d is held by %d transfers, but has %d holders", block, holds,
+                  records_[block].holders);
+    }
+    num_pending += holds > 0 && holds == records_[block].holders;
+    num_holds += holds;
+  }
+  if (num_pending == num_pending_ && num_holds == num_transfer_holds_ && has_transfers_ == (num_holds > 0)) return PKV_OK;
+  return fail(PKV_INTERNAL, "counted %" PRId64 " pending blocks, but the counter says %" PRId64, num_pending, num_pending_);
 }
 
 Status BlockStore::validate_namespaces() const {

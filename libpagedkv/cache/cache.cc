@@ -43,6 +43,7 @@ Cache::Cache(Backend *backend, const CacheOptions &options, std::shared_ptr<Pool
       events_(options.event_capacity > 0 ? std::make_unique<EventLog>(options.event_capacity, pool->num_blocks())
                                          : nullptr),
       blocks_(std::move(pool), options.layout.block_size(), options.prefix_caching, options.eviction),
+      streams_(backend, pool_.get()),
       low_water_(options.low_water) {
   blocks_.set_events(events_.get());
   if (options.partial_reuse && prefix_caching_) partial_index_ = std::make_unique<PartialIndex>(num_blocks());
@@ -61,6 +62,7 @@ Status Cache::check_usable() const {
 
 Status Cache::mark_failed(Status status) {
   is_failed_ = true;
+  streams_.disable();  // nothing more is queued
   publish();
   return status;
 }
@@ -115,7 +117,7 @@ Status Cache::evict(int64_t n, int64_t *out_evicted) {
   }
   if (n > blocks_.num_available()) {
     return fail_shortage(PKV_OUT_OF_BLOCKS, n, blocks_.num_available(), 0,
-                         "%" PRId64 " uncached blocks wanted, but sequences and pins hold all but %" PRId64, n,
+                         "%" PRId64 " uncached blocks wanted, but sequences, pins and transfers hold all but %" PRId64, n,
                          blocks_.num_available());
   }
   const int64_t before = blocks_.evictions();
@@ -134,8 +136,17 @@ Status Cache::zero_uncached(pkv_stream stream, int64_t *out_count) {
     if (blocks_.record(block).holders == 0 && !blocks_.is_cached(block)) uncached.push_back(block);
   }
   const int64_t count = static_cast<int64_t>(uncached.size());
-  PKV_TRY(order_behind_tiers(stream));
+  StreamSlot slot = kNoStream;
+  PKV_TRY(begin_stream(stream, &slot));
+  if (streams_.is_several()) {
+    StreamSet waits;
+    streams_.begin_writing(uncached.data(), count, &waits);
+    streams_.note_used(uncached.data(), count, slot);
+    PKV_TRY(order_behind(slot, waits));
+  }
+  streams_.note_all_touched();
   PKV_TRY(backend_->zero_blocks({pool_->base(), layout_.block_bytes(), uncached.data(), count}, stream));
+  if (const Status status = streams_.finish_use(slot); status != PKV_OK) return mark_failed(status);
   *out_count = count;
   return PKV_OK;
 }
@@ -143,6 +154,7 @@ Status Cache::zero_uncached(pkv_stream stream, int64_t *out_count) {
 Status Cache::reset() {
   PKV_TRY(check_usable());
   if (num_open_ > 0) return fail(PKV_BUSY, "%" PRId64 " sequences are open", num_open_);
+  if (num_transfers() > 0) return fail(PKV_BUSY, "%" PRId64 " transfers are open", num_transfers());
   drop_pins();
   blocks_.clear_cached();
   if (host_tier_ != nullptr) host_tier_->clear();
@@ -204,6 +216,7 @@ void Cache::publish() {
   values[kUncachedBlocks] = blocks_.num_uncached();
   values[kCachedBlocks] = blocks_.num_cached();
   values[kHeldBlocks] = blocks_.num_held();
+  values[kPendingBlocks] = blocks_.num_pending();
   values[kPeakHeldBlocks] = peak_held_;
   values[kNumSequences] = num_open_;
   values[kQueriedTokens] = queried_tokens_;
@@ -219,6 +232,8 @@ void Cache::publish() {
   values[kIsFailed] = is_failed_;
   values[kNumPins] = static_cast<int64_t>(pins_.size() - unused_pins_.size());
   values[kPinnedBlocks] = num_pinned_blocks_;
+  values[kNumTransfers] = num_transfers();
+  values[kQuarantinedBlocks] = num_quarantined_;
   blocks_.namespaces().publish();
   values[kNumNamespaces] = blocks_.namespaces().num_live();
   board_.publish(values);
@@ -252,6 +267,8 @@ void Cache::get_stats(pkv_cache_stats *out) const {
   out->num_pins = values[kNumPins];
   out->pinned_blocks = values[kPinnedBlocks];
   out->num_namespaces = values[kNumNamespaces];
+  out->num_transfers = values[kNumTransfers];
+  out->quarantined_blocks = values[kQuarantinedBlocks];
   for (int i = 0; i < kNumReuseDistances; ++i) out->reuse_distance[i] = blocks_.reuse_distance(i);
   out->num_events = events_ == nullptr ? 0 : events_->ring().num_events();
   out->dropped_events = events_ == nullptr ? 0 : events_->ring().num_dropped();

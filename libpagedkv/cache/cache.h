@@ -7,9 +7,12 @@
 // hashes of completed blocks. sequence_batches.cc: many sequences in one call. acceptance.cc, shift.cc: rows moved inside
 // a sequence. window.cc: cuts, and what a sliding window gives back. partial_reuse.cc: hits inside a block. quotas.cc:
 // what namespaces may have. prefixes.cc: prefixes without a sequence, pins, retention. snapshot_save.cc, snapshot_load.cc,
-// prefix_tree.cc: snapshots. tiers.cc, preempt.cc: the host tier and the disk tier. audit.cc, explain_sequence.cc: check and explain. record.cc: recording of calls.
+// prefix_tree.cc: snapshots. stream_order.cc: what waits for what across streams. transfers.cc: blocks on their way out
+// or in. tiers.cc, preempt.cc: the host tier and the disk tier. audit.cc, explain_sequence.cc: check and explain.
+// record.cc: recording of calls.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -26,7 +29,9 @@
 #include "cache/partial_index.h"
 #include "cache/sequence.h"
 #include "cache/stats_board.h"
+#include "cache/stream_table.h"
 #include "cache/trace.h"
+#include "cache/transfer.h"
 #include "pool/pool.h"
 
 namespace pkv {
@@ -103,12 +108,35 @@ struct StepItem {
 constexpr int64_t kSettledRun = 16;  // blocks hashed together: what registering them touches is loaded meanwhile
 struct SettledRun {
   int32_t blocks[kSettledRun];
-  Hash128 digests[kSettledRun], parents[kSettledRun], hashes[kSettledRun];
+  Hash128 digests[kSettledRun], parents[kSettledRun];
+  Hash128 hashes[kSettledRun + 1];  // from [1] on; [0] is that of the block before, where the run is one of new blocks
 };
 
-struct HashedBlock {
-  int32_t block;
-  Hash128 hash;
+// Blocks written by a step that it gave a hash.
+class HashedBlocks {
+ public:
+  int64_t size() const { return size_; }
+  int32_t block(int64_t i) const { return blocks_[static_cast<size_t>(i)]; }
+  const Hash128 &hash(int64_t i) const { return hashes_[static_cast<size_t>(i)]; }
+
+  // Makes room for so many, of which there are none yet. Throws std::bad_alloc.
+  void clear(int64_t capacity) {
+    size_ = 0;
+    if (static_cast<int64_t>(hashes_.size()) >= capacity) return;
+    blocks_.resize(static_cast<size_t>(capacity));
+    hashes_.resize(static_cast<size_t>(capacity));
+  }
+  // [count] each; there is room.
+  void append(const int32_t *blocks, const Hash128 *hashes, int64_t count) {
+    std::copy_n(blocks, count, blocks_.data() + size_);
+    std::copy_n(hashes, count, hashes_.data() + size_);
+    size_ += count;
+  }
+
+ private:
+  std::vector<int32_t> blocks_;  // [capacity] each
+  std::vector<Hash128> hashes_;
+  int64_t size_ = 0;
 };
 
 // Cached blocks of its own that a namespace has to give up for a step, so that it stays within its quota.
@@ -127,7 +155,7 @@ struct Growth {
 
 struct Step {
   std::vector<StepItem> items;
-  std::vector<HashedBlock> hashed_blocks;  // blocks written by the step that it gave a hash
+  HashedBlocks hashed_blocks;
   std::vector<int32_t> new_blocks;
   std::vector<int32_t> copy_sources, copy_destinations;
   std::vector<QuotaEviction> quota_evictions;
@@ -137,6 +165,8 @@ struct Step {
   uint64_t serial = 0;  // the cache's serial number when it was applied; 0: nothing to discard
   bool registers = true;
   pkv_stream stream = nullptr;
+  StreamSlot stream_slot = kNoStream;
+  StreamSlot tables_slot = kNoStream;  // of the step whose tables are to be overwritten
 };
 
 // One sequence of an open, planned in a closed record that nobody sees yet.
@@ -171,6 +201,8 @@ struct MovePlan {
   std::vector<int32_t> new_blocks, old_blocks;
   std::vector<int32_t> copy_sources, copy_destinations;
   std::vector<ReplacedBlock> replaced;
+  StreamSlot stream_slot = kNoStream;
+  StreamSet waits;  // of that stream, before anything is copied or moved
 };
 
 struct Pin {
@@ -232,6 +264,15 @@ class Cache {
              int64_t *out_num_pinned);
   Status unpin(pkv_pin id);
 
+  // Transfers.
+  Status send(pkv_sequence id, int64_t start, int64_t end, pkv_stream stream, pkv_transfer *out, pkv_array *out_blocks);
+  Status receive(int64_t count, const pkv_open_options &options, pkv_stream stream, pkv_transfer *out,
+                 pkv_array *out_blocks);
+  Status commit_transfer(pkv_transfer id, const int64_t *tokens, int64_t num_tokens, pkv_stream stream,
+                         pkv_sequence *out);
+  Status quarantine(pkv_transfer id);
+  Status finish_transfer(pkv_transfer id);
+
   Status invalidate_namespace(uint64_t id, int64_t *out_count);
   Status set_namespace_quota(uint64_t id, int64_t max_blocks);
   Status get_namespace_stats(uint64_t id, pkv_namespace_stats *out) const;  // all but struct_size; any thread
@@ -242,6 +283,8 @@ class Cache {
                    int64_t num_tokens, Step *step);
   Status apply_step(const int64_t *tokens, Step *step);
   Status discard_step(Step *step);
+  // The step's kernels but those of the caller are queued.
+  Status finish_step(const Step &step);
   // Snapshots. stream: PKV_STREAM_OF_SEQUENCE for save_sequence only. options: null for what was saved.
   Status save_sequence(pkv_sequence id, const pkv_snapshot_io &io, pkv_stream stream);
   Status load_sequence(const pkv_snapshot_io &io, const pkv_open_options *options, pkv_stream stream,
@@ -353,6 +396,16 @@ class Cache {
   void drop_pins();
   Status check_pins(std::vector<int32_t> *holders) const;
   Status check_references() const;
+
+  Status find_transfer(pkv_transfer id, Transfer **out);
+  Status make_transfer(int64_t num_blocks, Transfer **out);
+  pkv_transfer open_transfer(Transfer *transfer, pkv_array *out_blocks);
+  void close_transfer(Transfer *transfer);
+  void change_references(const Chain &chain, int64_t change);
+  Status plan_received_quotas(const Chain &chain, int64_t count);
+  void release_received(const Transfer &transfer, int64_t first);
+  Status check_transfers(std::vector<int32_t> *holders) const;
+  int64_t num_transfers() const { return static_cast<int64_t>(transfers_.size() - unused_transfers_.size()); }
   void match_prefix(const Sequence &sequence, const int64_t *tokens, int64_t num_tokens, int64_t *out_num_blocks);
   void match_partial(const Sequence &sequence, const int64_t *tokens, int64_t num_tokens, OpenItem *item) const;
   void note_registered(int32_t block, const Hash128 &parent) {
@@ -375,8 +428,9 @@ class Cache {
   void finish_fork(const Sequence &parent, int64_t length, Sequence *child);
   void copy_history(const Sequence &parent, int64_t length, History *child) const;
   Status check_commit(const Sequence &sequence, const int64_t *tokens, int64_t count) const;
-  void settle(Sequence *sequence, int64_t first_new, std::vector<HashedBlock> *hashed_blocks);
+  void settle(Sequence *sequence, int64_t first_new, HashedBlocks *hashed_blocks);
   void finish_close(Sequence *sequence, uint32_t index);
+  Status close_found(const pkv_sequence *ids, Sequence *const *sequences, int64_t num_sequences, pkv_stream stream);
   Status check_cut(const Sequence &sequence, int64_t length) const;
   void cut(Sequence *sequence, int64_t length);
   void cut_table(Sequence *sequence, int32_t kept);
@@ -393,8 +447,29 @@ class Cache {
   void replace_for_writing(Sequence *sequence, int64_t block_index, const int32_t **next_new);
   Status copy_blocks(const std::vector<int32_t> &sources, const std::vector<int32_t> &destinations, pkv_stream stream);
   Status run_moves(int64_t rotation, pkv_stream stream);
-  Status resolve_stream(int64_t num_sequences, pkv_stream *stream) const;
+  Status resolve_stream(int64_t num_sequences, pkv_stream *stream);
   Status plan_replaced_quotas();
+
+  // Order between streams; see StreamTable. begin_stream comes before the first change of a call that queues work.
+  Status begin_stream(pkv_stream stream, StreamSlot *out) {
+    PKV_TRY(streams_.find_or_add(stream, out));
+    return streams_.is_several() ? streams_.check_recordable(*out) : PKV_OK;
+  }
+  void add_waits(Sequence *sequence, StreamSlot slot, StreamSet *out);
+  Status order_step(Step *step);
+  Status order_behind(StreamSlot slot, const StreamSet &others);
+  Status order_snapshot(const Sequence *sequence, const int32_t *blocks, int64_t count, pkv_stream stream);
+  Status order_loaded(const int32_t *blocks, int64_t count, StreamSlot slot, pkv_stream stream);
+  Status begin_close(const Sequence *const *sequences, int64_t num_sequences, pkv_stream stream, StreamSlot *out);
+  void set_stream(Sequence *sequence, pkv_stream stream, StreamSlot slot);
+  Status record_ended_streams() { return streams_.has_ended() ? record_ended() : PKV_OK; }
+  Status record_ended();
+  Status check_streams() const;
+  // Blocks that a sequence lets go of: its stream may still use them.
+  void release_used(const Sequence &sequence, const int32_t *blocks, int64_t count) {
+    if (streams_.is_several()) streams_.note_used(blocks, count, sequence.stream_slot);
+    blocks_.release(blocks, count, sequence.level);
+  }
   Status check_snapshot_stream(pkv_stream stream) const;
   Status read_scales(std::vector<float> *out) const;
   Status check_scales(const Snapshot &snapshot) const;
@@ -407,9 +482,7 @@ class Cache {
   Status check_room(int64_t num_total, int64_t num_needed, int64_t num_protected);
   TraceCounts count_for_trace() const;
   std::vector<uint32_t> order_victims() const;  // indices of the open sequences, best victim first
-  void settle_to(Sequence *sequence, int64_t position, int64_t first_new, std::vector<HashedBlock> *hashed_blocks);
-  void register_run(const int32_t *blocks, int64_t count, bool is_stale, int64_t num_unreported,
-                    std::vector<HashedBlock> *hashed_blocks);
+  void settle_to(Sequence *sequence, int64_t position, int64_t first_new, HashedBlocks *hashed_blocks);
   void settle_new_blocks(Sequence *sequence, int64_t first, int64_t end, const int64_t *tokens, Step *step);
   void append_tokens(const StepItem &item, const int64_t *tokens, Step *step);
   void write_tokens(Sequence *sequence, int64_t first, int64_t end, const int64_t *tokens, bool registers);
@@ -421,7 +494,6 @@ class Cache {
   Status create_tiers(const CacheOptions &options, std::unique_ptr<DiskFile> file, DiskHeader header, bool is_new);
   Status check_tier(const char *what) const;
   Status check_tiers() const;
-  Status order_behind_tiers(pkv_stream stream);
   void reserve_tier_hits(Sequence *sequence, int64_t num_tokens);
   Status extend_by_tiers(Sequence *sequence, const int64_t *tokens, int64_t num_tokens);
   void match_tiers(const Sequence &sequence, const int64_t *tokens, int64_t num_tokens);
@@ -452,6 +524,7 @@ class Cache {
   std::vector<TierHit> tier_hits_;
   std::vector<int32_t> restored_blocks_;
   BlockStore blocks_;
+  StreamTable streams_;
   DeviceMemory scales_;  // float32 [num_layers, K | V, num_kv_heads]
   bool is_failed_ = false;
 
@@ -460,7 +533,7 @@ class Cache {
   int64_t num_open_ = 0;
   uint64_t serial_ = 0;  // of the last call that changed anything
   Step single_;  // for append()
-  SettledRun settled_run_;
+  SettledRun settled_runs_[2];
   std::vector<int32_t> matched_;  // hit blocks of one lookup
   std::unique_ptr<PartialIndex> partial_index_;  // with partial_reuse
   std::vector<Sequence *> found_;      // of a call for many
@@ -481,6 +554,10 @@ class Cache {
   int64_t num_pinned_blocks_ = 0;
   Deadlines deadlines_;
   uint64_t plan_serial_ = 0;
+
+  std::vector<Transfer> transfers_;  // by index; those that are not open are in unused_transfers_
+  std::vector<uint32_t> unused_transfers_;
+  int64_t num_quarantined_ = 0;  // blocks of quarantined transfers
 
   int64_t peak_held_ = 0;
   int64_t queried_tokens_ = 0;

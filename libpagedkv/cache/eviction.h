@@ -40,6 +40,22 @@ class Eviction {
   void release_level(uint32_t level);
   int32_t level_priority(uint32_t level) const { return levels_[level].priority; }
 
+  // Blocks of level 0 that nobody holds any more, linked while they are in the nearest cache and queued together.
+  struct Run {
+    int32_t first = kNoBlock, last = kNoBlock;
+    void append(BlockRecord *records, int32_t block) {
+      BlockRecord &record = records[block];
+      record.queue = 0;
+      record.previous = last;
+      record.next = kNoBlock;
+      (last == kNoBlock ? first : records[last].next) = block;
+      last = block;
+    }
+  };
+  // Where a block is appended to the one queue whatever is known of it.
+  bool queues_in_runs() const { return num_queues_ == 1; }
+  void cache(const Run &run);
+
   // Nobody holds a registered block any more; somebody does again. Its level stays the same in between.
   void cache(int32_t block, uint32_t level) {
     if (records_[block].queue == kUnqueued) append(block, level, num_queues_ == 1 ? 0 : choose_queue(block));
@@ -146,6 +162,19 @@ inline void Eviction::append(int32_t block, uint32_t level, uint8_t queue_index)
   }
   queue.last = block;
   if (counts_queues_) count_queued(level, queue_index, 1);
+}
+
+inline void Eviction::cache(const Run &run) {
+  if (run.first == kNoBlock) return;
+  Queue &queue = queue_of(0, 0);
+  if (queue.last == kNoBlock) {
+    queue.first = run.first;
+    mark_filled(0, 0);
+  } else {
+    records_[queue.last].next = run.first;
+    records_[run.first].previous = queue.last;
+  }
+  queue.last = run.last;
 }
 
 inline void Eviction::unlink(int32_t block, uint32_t level) {

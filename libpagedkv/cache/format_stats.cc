@@ -66,6 +66,8 @@ constexpr Field kFields[] = {
     PKV_FIELD(num_events, "events", kCounter, "Events made."),
     PKV_FIELD(dropped_events, "dropped_events", kCounter, "Of those, events lost because nobody read them in time."),
     PKV_FIELD(reuse_distance, "reuse_distance", kHistogram, "Uses of blocks between two uses of a block that was hit."),
+    PKV_FIELD(num_transfers, "transfers", kGauge, "Open transfers."),
+    PKV_FIELD(quarantined_blocks, "quarantined_blocks", kGauge, "Blocks of quarantined transfers."),
     PKV_FIELD(host_tier_blocks, "host_tier_blocks", kGauge, "Room in the host tier, in blocks."),
     PKV_FIELD(host_tier_resident, "host_tier_resident_blocks", kGauge, "Blocks in the host tier."),
     PKV_FIELD(host_hit_tokens, "host_hit_tokens", kCounter, "Of the hit tokens, those restored from the host tier."),

@@ -49,13 +49,30 @@ HostTier::~HostTier() {
   backend_->release_pinned(&memory_);
 }
 
-Status HostTier::order_behind(pkv_stream stream) {
-  const uint64_t ticket = queue_->last_ticket();
-  if (ticket == 0 || (ticket == ordered_ticket_ && stream == ordered_stream_)) return PKV_OK;
-  PKV_TRY(queue_->precede(stream));
-  ordered_stream_ = stream;
-  ordered_ticket_ = ticket;
+Status HostTier::join(StreamTable *streams) {
+  streams_ = streams;
+  PKV_TRY(streams->find_or_add(queue_->stream(), &stream_slot_));
+  streams->enter(stream_slot_);
   return PKV_OK;
+}
+
+// The copies of the next flush come behind what wrote the blocks, and whoever writes them next, or reads what was written,
+// behind the copies.
+Status HostTier::order_copies() {
+  if (streams_ == nullptr || !streams_->is_several()) return PKV_OK;
+  PKV_TRY(streams_->check_recordable(stream_slot_));
+  const int64_t count = static_cast<int64_t>(blocks_.size());
+  StreamSet waits;
+  waits.add(writer_);
+  if (is_to_host_) streams_->begin_reading(blocks_.data(), count, &waits);
+  // An evicted block is used by nobody else from now on; one of a preempted sequence may be.
+  if (!is_preempted_) streams_->begin_writing(blocks_.data(), count, &waits);
+  if (is_to_host_) {
+    streams_->note_used(blocks_.data(), count, stream_slot_);
+  } else {
+    streams_->note_written(blocks_.data(), count, stream_slot_);
+  }
+  return streams_->order_behind(stream_slot_, waits);
 }
 
 int32_t HostTier::find(const Hash128 &hash, const Hash128 &parent, const int64_t *tokens) const {
@@ -117,9 +134,11 @@ Status HostTier::add_copy(int32_t block, int32_t slot, bool to_host) {
 Status HostTier::flush() {
   if (pending_.empty()) return PKV_OK;
   const int64_t count = static_cast<int64_t>(pending_.size());
-  Status status = queue_->follow(stream_);
-  if (status == PKV_OK) status = queue_->copy({pool_.base(), memory_.base, pool_.block_bytes(), blocks_.data(), pending_.data(),
-                                      count, is_to_host_});
+  Status status = order_copies();
+  if (status == PKV_OK) {
+    status = queue_->copy({pool_.base(), memory_.base, pool_.block_bytes(), blocks_.data(), pending_.data(), count,
+                           is_to_host_});
+  }
   for (const int32_t slot : pending_) {
     slots_[slot].ticket = queue_->last_ticket();
     // Bytes that did not get here must not be found.

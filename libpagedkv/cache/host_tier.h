@@ -18,6 +18,7 @@
 #include "backend/backend.h"
 #include "cache/block_record.h"
 #include "cache/prefix_index.h"
+#include "cache/stream_table.h"
 #include "cache/tier_counters.h"
 #include "pool/pool.h"
 
@@ -75,10 +76,14 @@ class HostTier {
     return static_cast<char *>(memory_.base) + static_cast<uint64_t>(slot) * pool_.block_bytes();
   }
 
-  // The order of streams. Offloads read blocks behind what is queued on the stream of the last step; what is queued on a
-  // stream after order_behind() comes behind every transfer that was queued before.
-  void set_stream(pkv_stream stream) { stream_ = stream; }
-  Status order_behind(pkv_stream stream);
+  // The order of streams: that of the transfers is one of the table's, which outlives the tier's last transfer.
+  Status join(StreamTable *streams);
+  StreamSlot stream_slot() const { return stream_slot_; }
+  // What is copied to the host until it is set back to kNoStream is not evicted, but of a sequence with this stream.
+  void set_writer(StreamSlot writer, bool is_preempted) {
+    writer_ = writer;
+    is_preempted_ = is_preempted;
+  }
 
   // The slot with this key and these tokens, or kNoSlot.
   int32_t find(const Hash128 &hash, const Hash128 &parent, const int64_t *tokens) const;
@@ -121,6 +126,7 @@ class HostTier {
  private:
   HostTier(Backend *backend, const Pool &pool, const HostTierOptions &options);
 
+  Status order_copies();
   bool is_worth_keeping(int64_t hits);
   void offer_oldest_to_disk();
   void append(int32_t slot);
@@ -141,9 +147,9 @@ class HostTier {
   int32_t first_ = kNoSlot, last_ = kNoSlot;  // kept slots, least recently used first
   int64_t num_held_ = 0;
   int64_t num_kept_ = 0;
-  pkv_stream stream_ = nullptr;         // of the last step
-  pkv_stream ordered_stream_ = nullptr; // the last one that was ordered behind the transfers, up to ordered_ticket_
-  uint64_t ordered_ticket_ = 0;
+  StreamTable *streams_ = nullptr;
+  StreamSlot stream_slot_ = kNoStream, writer_ = kNoStream;
+  bool is_preempted_ = false;
   uint32_t num_declined_ = 0;   // in a row, because recomputing is cheaper
   std::vector<int32_t> blocks_, pending_;  // copies of the next flush(): blocks, held slots
   bool is_to_host_ = true;                 // all of them

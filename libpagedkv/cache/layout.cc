@@ -5,6 +5,8 @@
 
 #include "base/checked.h"
 #include "base/dtype.h"
+#include "base/little_endian.h"
+#include "base/sha256.h"
 #include "pool/pool.h"
 
 namespace pkv {
@@ -143,6 +145,25 @@ void Layout::describe_layer(int32_t layer, pkv_layer_info *out) const {
   out->v_scale_offset = kv.v_scale_offset;
   out->scale_token_stride = kv.scale_token_stride;
   out->scale_head_stride = kv.scale_head_stride;
+}
+
+void Layout::make_fingerprint(const void *model, size_t model_bytes, uint8_t *out) const {
+  const uint32_t numbers[] = {static_cast<uint32_t>(block_size_),   1,  // groups
+                              static_cast<uint32_t>(num_layers_),   static_cast<uint32_t>(num_kv_heads_),
+                              static_cast<uint32_t>(head_dim_),     static_cast<uint32_t>(v_head_dim_),
+                              static_cast<uint32_t>(dtype_),        static_cast<uint32_t>(order_),
+                              static_cast<uint32_t>(kv_scales_)};
+  Sha256 sha;
+  sha.update("pagedkv-layout-v1", 17);
+  uint8_t bytes[sizeof(uint64_t)];
+  for (const uint32_t number : numbers) {
+    store_little_endian(number, bytes);
+    sha.update(bytes, sizeof number);
+  }
+  store_little_endian(static_cast<uint64_t>(model_bytes), bytes);
+  sha.update(bytes, sizeof bytes);
+  sha.update(model, model_bytes);
+  sha.finish(out);
 }
 
 }  // namespace pkv

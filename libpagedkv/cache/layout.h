@@ -25,6 +25,9 @@ class Layout {
   // Everything but base, num_blocks and the static scales. layer is in range.
   PagedKv describe_kv(int32_t layer) const;
 
+  // Of the layout and of what names the model, [model_bytes], byte by byte as docs/transfers.md has it. out: [32].
+  void make_fingerprint(const void *model, size_t model_bytes, uint8_t *out) const;
+
   // Bytes from a layer's planes, and its scales in the block, to those of the next layer.
   uint64_t layer_bytes() const { return k_plane_bytes_ + v_plane_bytes_; }
   uint64_t layer_scale_bytes() const;

@@ -49,7 +49,7 @@ void Cache::drop_partial(Sequence *sequence) {
   const int64_t block_size = layout_.block_size();
   int32_t *table = sequence->table.data();
   const int64_t index = sequence->length / block_size, dropped = sequence->length % block_size;
-  blocks_.release(table + index, 1, sequence->level);
+  release_used(*sequence, table + index, 1);
   std::copy(table + index + 1, table + sequence->num_blocks, table + index);  // reserved blocks
   --sequence->num_blocks;
   sequence->length -= dropped;

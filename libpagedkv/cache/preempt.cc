@@ -35,6 +35,7 @@ Status Cache::offload(pkv_sequence id) {
     return fail(PKV_UNSUPPORTED, "the window gave back %d blocks, and events cannot name what follows them again",
                 sequence->released_end - first_releasable_);
   }
+  if (streams_.is_several()) PKV_TRY(streams_.check_recordable(host_tier_->stream_slot()));
   const int64_t num_entries = block_math_.count_blocks(sequence->length);
   const int32_t *table = sequence->table.data();
   if (disk_tier_ != nullptr) disk_tier_->settle();
@@ -71,7 +72,7 @@ Status Cache::offload(pkv_sequence id) {
   for (const int32_t slot : slots) {
     if (slot != kNoSlot) host_tier_->hold(slot);
   }
-  host_tier_->set_stream(sequence->stream);
+  host_tier_->set_writer(sequence->stream_slot, true);
   Status status = PKV_OK;
   for (int64_t i = 0; i < num_entries && status == PKV_OK; ++i) {
     if (table[i] == kNoBlock || slots[i] != kNoSlot) continue;
@@ -83,6 +84,7 @@ Status Cache::offload(pkv_sequence id) {
     status = host_tier_->add_copy(table[i], slots[i], true);
   }
   if (status == PKV_OK) status = host_tier_->flush();
+  host_tier_->set_writer(kNoStream, false);
   if (status != PKV_OK) {
     drop_slots(sequence);
     return status;
@@ -106,6 +108,7 @@ Status Cache::restore(pkv_sequence id) {
   if (!sequence->is_offloaded) return fail(PKV_INVALID_ARGUMENT, "sequence %#" PRIx64 " is not offloaded", id);
   const std::vector<int32_t> &slots = sequence->slots;
   const int64_t num_entries = static_cast<int64_t>(slots.size());
+  if (streams_.is_several()) PKV_TRY(streams_.check_recordable(host_tier_->stream_slot()));
   expire();
   if (disk_tier_ != nullptr) disk_tier_->settle();
   ensure_table(sequence, num_entries);
@@ -186,6 +189,7 @@ Status Cache::restore(pkv_sequence id) {
   sequence->is_offloaded = false;
   sequence->is_open = true;
   sequence->stepped_serial = serial_ + 1;
+  sequence->has_unordered_hits = true;
   ++sequence->table_version;
   host_tier_->counters().offloaded_sequences += -1;
   finish_call(sequence);

@@ -107,7 +107,7 @@ class PrefixIndex {
 
  private:
   static constexpr int kSlots = 10;
-  static constexpr int64_t kMeanFill = 5;  // when every block is registered: one line in 70 overflows
+  static constexpr int64_t kMeanFill = 4;  // when every block is registered: one line in 350 overflows
   struct alignas(64) Line {
     int32_t blocks[kSlots] = {};
     uint32_t num_passed = 0;

@@ -18,6 +18,7 @@ Status Cache::start_trace(const char *path, TraceHeader header) {
   }
   if (trace_.is_recording()) return fail(PKV_BUSY, "calls are being recorded already");
   if (stats.num_sequences > 0) return fail(PKV_BUSY, "%" PRId64 " sequences are open", stats.num_sequences);
+  if (stats.num_transfers > 0) return fail(PKV_BUSY, "%" PRId64 " transfers are open", stats.num_transfers);
   if (stats.num_pins > 0) return fail(PKV_BUSY, "%" PRId64 " pins are held", stats.num_pins);
   if (stats.cached_blocks > 0) return fail(PKV_BUSY, "%" PRId64 " blocks are cached", stats.cached_blocks);
   if (stats.num_namespaces > 0) return fail(PKV_BUSY, "%" PRId64 " namespaces have a quota", stats.num_namespaces);

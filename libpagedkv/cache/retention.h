@@ -17,6 +17,7 @@ class Retention {
   Retention(Eviction *eviction, int64_t num_blocks);
 
   bool follows_priority() const { return follows_priority_; }
+  bool has_levels() const { return !blocks_.empty(); }  // else all blocks are of level 0
   uint32_t level_of(int32_t block) const {
     if (blocks_.empty()) return 0;
     const BlockRetention &retention = blocks_[block];

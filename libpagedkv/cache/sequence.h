@@ -7,6 +7,7 @@
 
 #include "base/hash.h"
 #include "base/shared_array.h"
+#include "cache/stream_table.h"
 #include "pagedkv/pagedkv.h"
 
 namespace pkv {
@@ -58,6 +59,9 @@ struct History {
   uint64_t stepped_serial = 0;
   uint64_t num_steps = 0;  // that it was part of
   pkv_stream stream = nullptr;
+  StreamSlot stream_slot = kNoStream;  // of the last step; kNoStream before the first
+  // It took cached blocks, and no step has waited for the streams that wrote them.
+  bool has_unordered_hits = false;
 };
 
 struct Sequence : History {

@@ -181,11 +181,9 @@ Status Cache::truncate_many(const pkv_sequence *ids, const int64_t *lengths, int
   return PKV_OK;
 }
 
-Status Cache::close_many(const pkv_sequence *ids, int64_t num_sequences, pkv_stream) {
+Status Cache::close_many(const pkv_sequence *ids, int64_t num_sequences, pkv_stream stream) {
   PKV_TRY(find_all(ids, num_sequences, true));
-  for (int64_t i = 0; i < num_sequences; ++i) finish_close(found_[i], static_cast<uint32_t>(ids[i] & 0xffffffffu));
-  publish();
-  return PKV_OK;
+  return close_found(ids, found_.data(), num_sequences, stream);
 }
 
 // The new tables are put together beside the old ones; their blocks are held before any is given back.
@@ -234,6 +232,8 @@ Status Cache::reorder(const pkv_sequence *ids, const int64_t *sources, int64_t n
     leave_records(*sequence);
     std::swap(sequence->chain, chains_[i]);
     enter_records(*sequence);
+    streams_.enter(histories_[i].stream_slot);
+    streams_.leave(sequence->stream_slot);
     static_cast<History &>(*sequence) = histories_[i];
     std::copy_n(entries, sequence->num_blocks, sequence->table.data());
     entries += sequence->num_blocks;
@@ -241,7 +241,7 @@ Status Cache::reorder(const pkv_sequence *ids, const int64_t *sources, int64_t n
     sequence->change_serial = ++serial_;
   }
   publish();
-  return PKV_OK;
+  return record_ended_streams();
 }
 
 }  // namespace pkv

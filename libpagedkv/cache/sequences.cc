@@ -94,6 +94,7 @@ void Cache::take_prefix(Sequence *sequence, const int32_t *blocks, const OpenIte
   sequence->num_blocks += static_cast<int32_t>(count);
   sequence->length += num_tokens;
   sequence->borrows_last = item.partial_block != kNoBlock;
+  if (count > 0) sequence->has_unordered_hits = true;
   sequence->settled_length = sequence->num_cached_tokens = sequence->step_start = sequence->length;
   ++sequence->table_version;
 }
@@ -239,6 +240,7 @@ void Cache::finish_fork(const Sequence &parent, int64_t length, Sequence *child)
   closed_.pop_back();
   ++num_open_;
   copy_history(parent, length, child);
+  streams_.enter(child->stream_slot);
   child->is_open = true;
   child->priority = parent.priority;
   child->tag = parent.tag;
@@ -369,9 +371,10 @@ Status Cache::truncate(pkv_sequence id, int64_t length) {
 }
 
 void Cache::finish_close(Sequence *sequence, uint32_t index) {
-  // Work on the host is done when its call returns, so a block may be reused at once; on a device the stream orders it.
   if (sequence->is_offloaded) drop_slots(sequence);
   cut_table(sequence, 0);
+  streams_.leave(sequence->stream_slot);
+  sequence->stream_slot = kNoStream;
   leave_records(*sequence);
   sequence->is_open = false;
   if (++sequence->generation == 0) sequence->generation = 1;
@@ -382,12 +385,25 @@ void Cache::finish_close(Sequence *sequence, uint32_t index) {
   sequence->change_serial = ++serial_;
 }
 
-Status Cache::close(pkv_sequence id, pkv_stream) {
+// stream: later work on it may read the blocks, too.
+Status Cache::close_found(const pkv_sequence *ids, Sequence *const *sequences, int64_t num_sequences,
+                          pkv_stream stream) {
+  StreamSlot slot = kNoStream;
+  if (streams_.is_enabled() && stream != PKV_STREAM_OF_SEQUENCE && num_sequences > 0) {
+    PKV_TRY(begin_close(sequences, num_sequences, stream, &slot));
+  }
+  for (int64_t i = 0; i < num_sequences; ++i) {
+    if (slot != kNoStream) set_stream(sequences[i], stream, slot);
+    finish_close(sequences[i], static_cast<uint32_t>(ids[i] & 0xffffffffu));
+  }
+  publish();
+  return record_ended_streams();
+}
+
+Status Cache::close(pkv_sequence id, pkv_stream stream) {
   Sequence *sequence = nullptr;
   PKV_TRY(find_any(id, &sequence));
-  finish_close(sequence, static_cast<uint32_t>(id & 0xffffffffu));
-  publish();
-  return PKV_OK;
+  return close_found(&id, &sequence, 1, stream);
 }
 
 Status Cache::get_info(pkv_sequence id, pkv_sequence_info *out) const {

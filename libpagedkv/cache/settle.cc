@@ -7,7 +7,7 @@ namespace pkv {
 
 // Moves settled_length over the known tokens behind it and gives the blocks that it completes their hash. Those among
 // them that hold tokens from position `first_new` on are added to hashed_blocks, if it is given.
-void Cache::settle(Sequence *sequence, int64_t first_new, std::vector<HashedBlock> *hashed_blocks) {
+void Cache::settle(Sequence *sequence, int64_t first_new, HashedBlocks *hashed_blocks) {
   const int32_t block_size = layout_.block_size();
   int64_t position = sequence->settled_length;
   while (position < sequence->length) {
@@ -20,26 +20,9 @@ void Cache::settle(Sequence *sequence, int64_t first_new, std::vector<HashedBloc
   settle_to(sequence, position, first_new, hashed_blocks);
 }
 
-// Registers blocks ([count]) under the parents and hashes of settled_run_, and reports them from the num_unreported-th on.
-void Cache::register_run(const int32_t *blocks, int64_t count, bool is_stale, int64_t num_unreported,
-                         std::vector<HashedBlock> *hashed_blocks) {
-  const Hash128 *parents = settled_run_.parents, *hashes = settled_run_.hashes;
-  blocks_.set_hashes(blocks, parents, hashes, count, is_stale);
-  if (partial_index_ != nullptr) {
-    for (int64_t j = 0; j < count; ++j) note_registered(blocks[j], parents[j]);
-  }
-  if (num_unreported == count) return;
-  size_t place = hashed_blocks->size();
-  hashed_blocks->resize(place + static_cast<size_t>(count - num_unreported));
-  for (int64_t j = num_unreported; j < count; ++j, ++place) {
-    (*hashed_blocks)[place].block = blocks[j];  // in place: a copy of the pair would wait for its parts
-    (*hashed_blocks)[place].hash = hashes[j];
-  }
-}
-
 // The same where the tokens below `position` are known to be settled.
 void Cache::settle_to(Sequence *sequence, int64_t position, int64_t first_new,
-                      std::vector<HashedBlock> *hashed_blocks) {
+                      HashedBlocks *hashed_blocks) {
   const int64_t first = block_math_.index_of(sequence->settled_length);
   const int64_t end = block_math_.index_of(std::min(position, sequence->exact_length));
   sequence->settled_length = position;
@@ -48,8 +31,9 @@ void Cache::settle_to(Sequence *sequence, int64_t position, int64_t first_new,
   const Chain &chain = sequence->chain;
   const int64_t first_reported = hashed_blocks == nullptr ? end : block_math_.index_of(first_new);
   // A run of blocks to register. (Hash128 clears itself: arrays of it here would be cleared at each call.)
-  int32_t *blocks = settled_run_.blocks;
-  Hash128 *parents = settled_run_.parents, *hashes = settled_run_.hashes;
+  SettledRun *run = &settled_runs_[0];
+  int32_t *blocks = run->blocks;
+  Hash128 *parents = run->parents, *hashes = run->hashes + 1;
   // Word by word: a hash that was just stored in halves and is loaded whole waits for the store.
   const Hash128 previous = previous_hash(*sequence, first);
   uint64_t low = previous.low, high = previous.high;
@@ -81,40 +65,57 @@ void Cache::settle_to(Sequence *sequence, int64_t position, int64_t first_new,
       hashes[count++].high = high;
       num_unreported += i < first_reported;
     }
-    register_run(blocks, count, was_stale, num_unreported, hashed_blocks);
+    blocks_.set_hashes(blocks, parents, hashes, count, was_stale);
+    if (streams_.is_several()) streams_.note_written(blocks, count, sequence->stream_slot);
+    if (partial_index_ != nullptr) {
+      for (int64_t j = 0; j < count; ++j) note_registered(blocks[j], parents[j]);
+    }
+    if (num_unreported < count) {
+      hashed_blocks->append(blocks + num_unreported, hashes + num_unreported, count - num_unreported);
+    }
   }
 }
 
 // What a prompt mostly is: blocks [first, end) of a sequence, all taken by this step, whose tokens ([end - first,
-// block_size]) are known. They are written, hashed and registered in one pass, run by run, while the next run is loaded.
+// block_size]) are known. They are written, hashed and registered in one pass, run by run: a run is registered when the
+// next one is hashed, so that its lines of the index are there by then.
 void Cache::settle_new_blocks(Sequence *sequence, int64_t first, int64_t end, const int64_t *tokens, Step *step) {
   const int32_t block_size = layout_.block_size();
   const int32_t *table = sequence->table.data();
   const bool was_stale = is_stale(sequence->chain, first);
   const Hash128 parent = chain_hash(sequence->chain, first, previous_hash(*sequence, first));
   uint64_t low = parent.low, high = parent.high;
-  Hash128 *digests = settled_run_.digests, *parents = settled_run_.parents, *hashes = settled_run_.hashes;
-  int32_t previous = first == 0 ? kNoBlock : table[first - 1];
   const bool has_rows_ahead = !hasher_.streams_rows();
+  const auto register_run = [&](const SettledRun &run, int64_t begin, int64_t count) {
+    blocks_.register_new(begin == 0 ? kNoBlock : table[begin - 1], table + begin, run.hashes, count, was_stale);
+    step->hashed_blocks.append(table + begin, run.hashes + 1, count);
+    if (partial_index_ == nullptr) return;
+    for (int64_t j = 0; j < count; ++j) note_registered(table[begin + j], run.hashes[j]);
+  };
+  SettledRun *run = &settled_runs_[0], *hashed_run = &settled_runs_[1];
+  int64_t num_hashed = 0;  // blocks of hashed_run, just before block i
   for (int64_t i = first; i < end;) {
     const int64_t count = std::min(end - i, kSettledRun);
     const int32_t *blocks = table + i;
-    hasher_.digest_and_store(tokens, blocks, count, blocks_.tokens(0), digests);
+    hasher_.digest_and_store(tokens, blocks, count, blocks_.tokens(0), run->digests);
+    // Word by word: a hash that was just stored in halves and is loaded whole waits for the store.
+    run->hashes[0].low = low;
+    run->hashes[0].high = high;
     for (int64_t j = 0; j < count; ++j) {
       if (i + j + kSettledRun < end) blocks_.prefetch_block(blocks[j + kSettledRun], has_rows_ahead);
-      parents[j].low = low;
-      parents[j].high = high;
-      const Hash128 hash = hasher_.chain({low, high}, digests[j]);
-      hashes[j].low = low = hash.low;
-      hashes[j].high = high = hash.high;
+      const Hash128 hash = hasher_.chain({low, high}, run->digests[j]);
+      run->hashes[j + 1].low = low = hash.low;
+      run->hashes[j + 1].high = high = hash.high;
       blocks_.prefetch_hash({low, high});
-      blocks_.set_child(previous, blocks[j]);
-      previous = blocks[j];
     }
-    register_run(blocks, count, was_stale, 0, &step->hashed_blocks);
+    if (num_hashed > 0) register_run(*hashed_run, i - num_hashed, num_hashed);
+    std::swap(run, hashed_run);
+    num_hashed = count;
     tokens += count * block_size;
     i += count;
   }
+  register_run(*hashed_run, end - num_hashed, num_hashed);
+  if (streams_.is_several()) streams_.note_written(table + first, end - first, sequence->stream_slot);
   hasher_.finish_stores();
   sequence->settled_length = end * block_size;
 }

@@ -73,11 +73,18 @@ Status Cache::shift(pkv_sequence id, int64_t start, int64_t count, pkv_stream st
 
   evict_over_quota(quota_evictions_);
   blocks_.take(needed, moves_.new_blocks.data(), kNoNamespace);
+  if (streams_.is_several()) {
+    streams_.begin_writing(moves_.new_blocks.data(), needed, &moves_.waits);
+    add_waits(sequence, moves_.stream_slot, &moves_.waits);
+  }
   int32_t *table = sequence->table.data();
   flat_blocks_.assign(table, table + sequence->num_blocks);
   const int32_t *next_new = moves_.new_blocks.data();
   for (int64_t i = first; i < end; ++i) {
-    if (!is_kept_from_writing(i)) continue;
+    if (!is_kept_from_writing(i)) {
+      if (streams_.is_several()) streams_.begin_writing(table + i, 1, &moves_.waits);
+      continue;
+    }
     moves_.old_blocks.push_back(table[i]);
     table[i] = *next_new++;
     own_block(*sequence, i, table[i]);
@@ -99,7 +106,8 @@ Status Cache::shift(pkv_sequence id, int64_t start, int64_t count, pkv_stream st
     position += run;
   }
   PKV_TRY(run_moves(-count, stream));
-  blocks_.release(moves_.old_blocks.data(), static_cast<int64_t>(moves_.old_blocks.size()), sequence->level);
+  set_stream(sequence, stream, moves_.stream_slot);
+  release_used(*sequence, moves_.old_blocks.data(), static_cast<int64_t>(moves_.old_blocks.size()));
 
   const auto move_bound = [&](int64_t bound) { return bound <= start ? bound : std::max(start, bound - count); };
   sequence->settled_length = move_bound(sequence->settled_length);
@@ -107,13 +115,12 @@ Status Cache::shift(pkv_sequence id, int64_t start, int64_t count, pkv_stream st
   sequence->exact_length = std::min(sequence->exact_length, start);
   sequence->has_appended = true;
   sequence->borrows_last = false;
-  sequence->stream = stream;
   cut_table(sequence, static_cast<int32_t>(end));
   sequence->length = new_length;
   ++sequence->table_version;
   settle(sequence, 0, nullptr);
   finish_call(sequence);
-  return PKV_OK;
+  return record_ended_streams();
 }
 
 }  // namespace pkv

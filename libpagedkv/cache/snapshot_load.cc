@@ -84,6 +84,8 @@ Status Cache::load_sequence(const pkv_snapshot_io &io, const pkv_open_options *o
     if (status != PKV_OK) publish();
     PKV_TRY(status);
   }
+  StreamSlot slot = kNoStream;
+  PKV_TRY(begin_stream(stream, &slot));
   PKV_TRY(backend_->wait(stream));
   sequence->priority = options->priority;
   acquire_level(sequence);
@@ -92,7 +94,7 @@ Status Cache::load_sequence(const pkv_snapshot_io &io, const pkv_open_options *o
   ++num_open_;
   sequence->is_open = true;
   sequence->tag = options->tag;
-  sequence->stream = stream;
+  set_stream(sequence, stream, slot);
   sequence->num_steps = 0;
   enter_records(*sequence);
   take_prefix(sequence, matched_.data(), {sequence, id, num_hit, kNoBlock, 0});
@@ -102,6 +104,7 @@ Status Cache::load_sequence(const pkv_snapshot_io &io, const pkv_open_options *o
   for (int64_t i = num_hit; i < num_total; ++i) own_block(*sequence, i, sequence->table[i]);
   sequence->num_blocks = static_cast<int32_t>(num_total);
   sequence->length = sequence->step_start = snapshot.length;
+  PKV_TRY(order_loaded(sequence->table.data() + num_hit, num_total - num_hit, slot, stream));
   for (int64_t i = num_hit; i < num_total; ++i) {
     const int32_t block = sequence->table[i];
     const int64_t start = i * block_size, count = std::min<int64_t>(block_size, snapshot.length - start);
@@ -118,9 +121,6 @@ Status Cache::load_sequence(const pkv_snapshot_io &io, const pkv_open_options *o
 }
 
 Status Cache::upload_block(int32_t block, const std::vector<char> &bytes) {
-  if (host_tier_ != nullptr) {  // what was evicted for it may still be on its way to the tier
-    PKV_TRY(host_tier_->queue().wait(host_tier_->queue().last_ticket()));
-  }
   char *address = static_cast<char *>(pool_->base()) + static_cast<uint64_t>(block) * layout_.block_bytes();
   return backend_->upload(address, bytes.data(), bytes.size());
 }
@@ -218,6 +218,8 @@ Status Cache::load_prefixes(const pkv_snapshot_io &io, pkv_stream stream, int64_
   PKV_TRY(check_tree_quotas(tree));
   std::vector<int32_t> blocks(tree.size()), new_blocks(static_cast<size_t>(num_needed));
   std::vector<char> block_memory(layout_.block_bytes());
+  StreamSlot slot = kNoStream;
+  PKV_TRY(begin_stream(stream, &slot));
   PKV_TRY(backend_->wait(stream));
 
   for (const TreeBlock &node : tree) {
@@ -225,6 +227,7 @@ Status Cache::load_prefixes(const pkv_snapshot_io &io, pkv_stream stream, int64_
   }
   evict_over_quota(quota_evictions_);
   blocks_.take(num_needed, new_blocks.data(), kNoNamespace);
+  PKV_TRY(order_loaded(new_blocks.data(), num_needed, slot, stream));
   const int32_t *next_new = new_blocks.data();
   for (int64_t i = 0; i < num_total; ++i) {
     const TreeBlock &node = tree[i];

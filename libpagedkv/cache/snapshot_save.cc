@@ -26,7 +26,6 @@ Status Cache::read_scales(std::vector<float> *out) const {
 Status Cache::write_blocks(const Snapshot &snapshot, const int32_t *blocks, pkv_stream stream, SnapshotSink *sink) {
   const uint64_t block_bytes = layout_.block_bytes(), row_bytes = snapshot_row_bytes(layout_);
   std::vector<char> block(block_bytes), rows(static_cast<size_t>(layout_.block_size()) * row_bytes);
-  PKV_TRY(order_behind_tiers(stream));
   for (int64_t i = 0; i < snapshot.num_blocks(); ++i) {
     const char *address = static_cast<const char *>(pool_->base()) + static_cast<uint64_t>(blocks[i]) * block_bytes;
     PKV_TRY(backend_->download(block.data(), address, block_bytes, stream));
@@ -76,6 +75,7 @@ Status Cache::save_sequence(pkv_sequence id, const pkv_snapshot_io &io, pkv_stre
   SnapshotSink sink(io);
   PKV_TRY(sink.open());
   PKV_TRY(write_index(snapshot, layout_, &sink));
+  PKV_TRY(order_snapshot(sequence, sequence->table.data(), snapshot.num_blocks(), stream));
   return write_blocks(snapshot, sequence->table.data(), stream, &sink);
 }
 
@@ -101,6 +101,7 @@ Status Cache::save_prefixes(const pkv_snapshot_io &io, pkv_stream stream) {
   SnapshotSink sink(io);
   PKV_TRY(sink.open());
   PKV_TRY(write_index(snapshot, layout_, &sink));
+  PKV_TRY(order_snapshot(nullptr, blocks.data(), snapshot.num_blocks(), stream));
   return write_blocks(snapshot, blocks.data(), stream, &sink);
 }
 

@@ -29,6 +29,8 @@ enum StatsField {
   kNumPins,
   kPinnedBlocks,
   kNumNamespaces,
+  kNumTransfers,
+  kQuarantinedBlocks,
   kNumStatsFields
 };
 

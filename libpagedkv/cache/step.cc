@@ -137,24 +137,24 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
   step->copy_sources.clear();
   step->copy_destinations.clear();
   step->quota_evictions.clear();
-  step->hashed_blocks.clear();
   step->copy_sources.reserve(step->items.size());
   step->copy_destinations.reserve(step->items.size());
-  step->hashed_blocks.reserve(static_cast<size_t>(num_hashes));
+  step->hashed_blocks.clear(num_hashes);
   for (const StepItem &item : step->items) {
     ensure_table(item.sequence, item.new_num_blocks);
   }
+  PKV_TRY(begin_stream(step->stream, &step->stream_slot));
   if (blocks_.namespaces().has_quotas()) PKV_TRY(plan_quotas(step));
   return PKV_OK;
 }
 
 Status Cache::apply_step(const int64_t *tokens, Step *step) {
-  if (host_tier_ != nullptr) host_tier_->set_stream(step->stream);
   evict_over_quota(step->quota_evictions);
   // Of one sequence in one namespace they are owned at once; of several, one by one below.
   const bool is_of_one = step->items.size() == 1 && step->items[0].sequence->chain.regions.empty();
   const uint32_t owner = is_of_one ? step->items[0].sequence->chain.first.index : kNoNamespace;
   blocks_.take(step->num_new_blocks, step->new_blocks.data(), owner);
+  if (streams_.is_several()) PKV_TRY(order_step(step));
   const int32_t *next_new = step->new_blocks.data();
   ++serial_;
   for (StepItem &item : step->items) {
@@ -168,6 +168,7 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
         const int32_t target = item.copies_into_reserved ? table[--sequence->num_blocks] : *next_new++;
         std::memcpy(blocks_.tokens(target), blocks_.tokens(*entry),
                     sizeof(int64_t) * static_cast<size_t>(offset));
+        if (streams_.is_several()) streams_.note_used(entry, 1, step->stream_slot);
         if (blocks_.record(*entry).holders > 1) {
           blocks_.release_shared(*entry, sequence->level);
         } else {
@@ -187,12 +188,17 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
       const int32_t num_there = std::min(num_needed, sequence->num_blocks);
       for (int64_t i = block_math_.count_blocks(item.old_length); i < num_there; ++i) own_block(*sequence, i, table[i]);
     }
+    if (is_of_one && sequence->num_blocks < num_needed) {
+      std::copy_n(next_new, num_needed - sequence->num_blocks, table + sequence->num_blocks);
+      sequence->num_blocks = num_needed;
+    }
     for (; sequence->num_blocks < num_needed; ++sequence->num_blocks) {
       own_block(*sequence, sequence->num_blocks, *next_new);
       table[sequence->num_blocks] = *next_new++;
     }
     sequence->length = new_length;
     sequence->stream = step->stream;
+    if (sequence->stream_slot != step->stream_slot) set_stream(sequence, step->stream, step->stream_slot);
     if (item.count > 0) {
       sequence->has_appended = true;
       sequence->borrows_last = false;
@@ -211,13 +217,12 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
   }
   step->serial = serial_;
   publish();
-  return PKV_OK;
+  return record_ended_streams();
 }
 
 // Queues the copies on write of a call; no destination is a source. A failure leaves the cache unusable.
 Status Cache::copy_blocks(const std::vector<int32_t> &sources, const std::vector<int32_t> &destinations,
                           pkv_stream stream) {
-  PKV_TRY(order_behind_tiers(stream));
   if (sources.empty()) return PKV_OK;
   const int64_t count = static_cast<int64_t>(sources.size());
   copies_ += count;
@@ -325,7 +330,7 @@ Status Cache::discard_step(Step *step) {
     const BlockRecord &record = blocks_.record(block);
     if (record.holders == static_cast<int32_t>(record.scratch) || status != PKV_OK) return;
     status = fail(PKV_BUSY,
-                  "block %d of the failed step is shared by a sequence opened or forked since; close it first", block);
+                  "block %d of the failed step is shared by a sequence or a transfer opened since; close that first", block);
   };
   count_holds(true);
   for (const StepItem &item : step->items) {
@@ -334,19 +339,21 @@ Status Cache::discard_step(Step *step) {
     for (int64_t i = item.old_length / block_size; i < end; ++i) check_holds(item.sequence->table[i]);
   }
   // A block of a sequence closed since may have been reused; then its hash is another one, or gone.
-  const auto is_still_hashed = [&](const HashedBlock &hashed) {
-    const BlockRecord &record = blocks_.record(hashed.block);
-    return record.is_hashed && record.hash == hashed.hash;
+  const HashedBlocks &hashed = step->hashed_blocks;
+  const auto is_still_hashed = [&](int64_t i) {
+    const BlockRecord &record = blocks_.record(hashed.block(i));
+    return record.is_hashed && record.hash == hashed.hash(i);
   };
-  for (const HashedBlock &hashed : step->hashed_blocks) {
-    if (is_still_hashed(hashed)) check_holds(hashed.block);
+  for (int64_t i = 0; i < hashed.size(); ++i) {
+    if (is_still_hashed(i)) check_holds(hashed.block(i));
   }
   count_holds(false);
   PKV_TRY(status);
 
-  for (const HashedBlock &hashed : step->hashed_blocks) {
-    if (is_still_hashed(hashed)) blocks_.drop_hash(hashed.block);
-    if (host_tier_ != nullptr) forget_in_tiers(hashed.hash);  // of a sequence closed since it may have got there
+  for (int64_t i = 0; i < hashed.size(); ++i) {
+    if (is_still_hashed(i)) blocks_.drop_hash(hashed.block(i));
+    // Of a sequence closed since it may have got there.
+    if (host_tier_ != nullptr) forget_in_tiers(hashed.hash(i));
   }
   // A copy is undone if nobody has touched the cache since and its source, which another sequence of the step may have
   // gone on writing, is still as it was below the copied length.
@@ -369,7 +376,7 @@ Status Cache::discard_step(Step *step) {
     int32_t *table = sequence->table.data();
     int32_t kept = item->old_num_blocks;
     if (item->copies_into_reserved) --kept;  // that block became the copy
-    if (kept < sequence->num_blocks) blocks_.release(table + kept, sequence->num_blocks - kept, sequence->level);
+    if (kept < sequence->num_blocks) release_used(*sequence, table + kept, sequence->num_blocks - kept);
     sequence->num_blocks = std::min(sequence->num_blocks, kept);
     if (item->copies) {
       int32_t *entry = table + item->old_length / block_size;
@@ -379,7 +386,7 @@ Status Cache::discard_step(Step *step) {
       if (item->copies_into_reserved) {
         table[sequence->num_blocks++] = copy;
       } else {
-        blocks_.release(&copy, 1, sequence->level);
+        release_used(*sequence, &copy, 1);
       }
     }
     sequence->length = item->old_length;

@@ -42,6 +42,7 @@ Status Cache::create_tiers(const CacheOptions &options, std::unique_ptr<DiskFile
   PKV_TRY(HostTier::create(backend_, *pool_,
                            {tiers.num_host_slots, layout_.block_size(), tiers.min_hits, tiers.recompute_tokens_per_second},
                            &host_tier_));
+  PKV_TRY(host_tier_->join(&streams_));
   blocks_.set_tier(host_tier_.get());
   // Blocks outlive their namespace's record in the tiers: its epoch must not begin anew.
   blocks_.namespaces().keep_epochs();
@@ -64,13 +65,6 @@ Status Cache::create_tiers(const CacheOptions &options, std::unique_ptr<DiskFile
   host_tier_->set_disk(disk_tier_.get());
   if (header.has_regions) note_regions();
   return PKV_OK;
-}
-
-// Work that is queued on the stream from now on comes behind the transfers queued so far.
-Status Cache::order_behind_tiers(pkv_stream stream) {
-  if (host_tier_ == nullptr) return PKV_OK;
-  const Status status = host_tier_->order_behind(stream);
-  return status == PKV_OK ? status : mark_failed(status);
 }
 
 // Room for what extend_by_tiers will need; before the call changes anything. Throws std::bad_alloc.
@@ -187,6 +181,7 @@ Status Cache::take_tier_hits(Sequence *sequence) {
   sequence->num_blocks += static_cast<int32_t>(count);
   sequence->length += count * block_size;
   sequence->settled_length = sequence->num_cached_tokens = sequence->step_start = sequence->length;
+  sequence->has_unordered_hits = true;
   ++sequence->table_version;
   return flush_restored();
 }
@@ -237,6 +232,7 @@ Status Cache::extend_by_tiers(Sequence *sequence, const int64_t *tokens, int64_t
   if (!prefix_caching_) return PKV_OK;
   const int64_t block_size = layout_.block_size();
   if ((num_tokens - 1) / block_size <= sequence->length / block_size) return PKV_OK;  // nothing more to be found
+  if (streams_.is_several() && streams_.check_recordable(host_tier_->stream_slot()) != PKV_OK) return PKV_OK;
   if (disk_tier_ != nullptr) disk_tier_->settle();
   match_tiers(*sequence, tokens, num_tokens);
   if (tier_hits_.empty()) {

@@ -63,6 +63,11 @@ enum class TraceCall : uint8_t {
   kUnpin = 82,
   kInvalidate = 83,
   kSetQuota = 84,
+  kSend = 96,
+  kReceive = 97,
+  kCommitTransfer = 98,
+  kQuarantine = 99,
+  kFinishTransfer = 100,
 };
 
 // An argument that is an array: int64_t as signed numbers, uint64_t as unsigned ones. data may be null.

@@ -29,9 +29,9 @@ void Cache::cut_table(Sequence *sequence, int32_t kept) {
   if (kept >= sequence->num_blocks) return;
   const int32_t *table = sequence->table.data();
   const int32_t first = std::max(kept, sequence->released_end);
-  blocks_.release(table + first, sequence->num_blocks - first, sequence->level);
+  release_used(*sequence, table + first, sequence->num_blocks - first);
   if (kept < sequence->released_end) {
-    if (kept < first_releasable_) blocks_.release(table + kept, first_releasable_ - kept, sequence->level);
+    if (kept < first_releasable_) release_used(*sequence, table + kept, first_releasable_ - kept);
     sequence->released_end = 0;
   }
   sequence->num_blocks = kept;
@@ -57,7 +57,7 @@ void Cache::trim_window(Sequence *sequence) {
   if (end <= first) return;
   int32_t *table = sequence->table.data();
   sequence->released_hash = blocks_.record(table[end - 1]).hash;
-  blocks_.release(table + first, end - first, sequence->level);
+  release_used(*sequence, table + first, end - first);
   std::fill(table + first, table + end, kNoBlock);
   sequence->released_end = end;
   released_blocks_ += end - first;

@@ -207,6 +207,7 @@ Status Pool::resize(int64_t num_blocks) {
                 free_.end());
   }
   owners_.resize(static_cast<size_t>(num_blocks), 0);
+  was_resized_ = true;
   for (int64_t block = num_blocks - 1; block >= old_num_blocks; --block) free_.push_back(static_cast<int32_t>(block));
   return PKV_OK;
 }
@@ -268,6 +269,12 @@ int64_t Pool::num_free() const {
 bool Pool::is_free(int32_t block) const {
   std::lock_guard<std::mutex> lock(mutex_);
   return owners_[block] == 0;
+}
+
+// The stack hands out blocks in order until some come back to its top: as many distinct ones as were ever in use at once.
+int64_t Pool::first_untouched() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return was_resized_ ? static_cast<int64_t>(owners_.size()) : peak_used_;
 }
 
 void Pool::get_stats(pkv_pool_stats *out) const {

@@ -51,6 +51,8 @@ class Pool {
   int64_t num_blocks() const;
   int64_t num_free() const;
   bool is_free(int32_t block) const;  // block is in range
+  // Blocks from here on were never handed out.
+  int64_t first_untouched() const;
 
  private:
   Pool(Backend *backend, uint64_t block_bytes) : backend_(backend), block_bytes_(block_bytes) {}
@@ -69,6 +71,7 @@ class Pool {
   std::vector<uint32_t> owners_;  // [num_blocks]; the top bit marks blocks during one call
   std::vector<int32_t> free_;     // a stack, capacity num_blocks
   int64_t peak_used_ = 0;
+  bool was_resized_ = false;
   int64_t allocations_ = 0;
   int64_t frees_ = 0;
   int64_t failures_ = 0;

@@ -51,6 +51,36 @@ def test_views_are_refilled(step):
     assert lens.tolist() == [6, 3]
 
 
+@pytest.mark.parametrize("block_size", [4, 16, 5])
+def test_slots_of_long_prompts(block_size):
+    """They are written when somebody asks, and from then on by each prepare."""
+    layout = pagedkv.Layout(num_layers=1, num_kv_heads=1, head_dim=8, dtype="float32", block_size=block_size)
+    cache = pagedkv.Cache(layout, num_blocks=4000, device="host")
+    batch = cache.batch(max_sequences=4, max_tokens=8192)
+
+    def slots(sequence, start):
+        positions = np.arange(start, sequence.length)
+        return sequence.blocks[positions // block_size].astype(np.int64) * block_size + positions % block_size
+
+    view = None
+    for begin in (0, 3, 17):
+        first, second, third = (cache.open([]) for _ in range(3))
+        first.append(np.arange(begin))
+        batch.prepare([first, second, third], [3000, 1, 1500], tokens=np.arange(4501), pad_tokens=4600)
+        third.close()
+        first.fork().close()  # the tables are of the prepare, whatever comes after it
+        if view is not None:
+            assert view is not batch.slot_mapping and view.base is not None
+            assert (view[:4501] == batch.slot_mapping[:4501]).all()
+        view = batch.slot_mapping
+        assert (view[:3000] == slots(first, begin)).all() and view[3000] == slots(second, 0)
+        assert (batch.positions[:3000] == np.arange(begin, begin + 3000)).all()
+        assert (batch.positions[3001:4501] == np.arange(1500)).all()
+        assert (view[4501:] == -1).all() and (batch.positions[4501:] == 0).all()
+        assert len(set(view[:4501].tolist())) == 4501
+        cache.close_many([first, second])
+
+
 def test_padding(cache):
     batch = cache.batch(8, 64, max_sequence_length=32, num_heads=4)
     sequence = cache.open(range(5))

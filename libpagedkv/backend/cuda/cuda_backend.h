@@ -34,6 +34,13 @@ class CudaBackend final : public Backend {
   Status create_table_uploader(uint64_t bytes, std::unique_ptr<TableUploader> *out) override;
   Status build_csr(const BuildCsrParams &params, pkv_stream stream) override;
   Status check_not_capturing(pkv_stream stream) override;
+  bool has_streams() override { return true; }
+  Status stream_id(pkv_stream stream, uint64_t *out) override;
+  Status create_event(DeviceEvent *out) override;
+  void destroy_event(DeviceEvent event) override;
+  Status record_event(DeviceEvent event, pkv_stream stream) override;
+  Status wait_event(DeviceEvent event, pkv_stream stream) override;
+  bool is_event_done(DeviceEvent event) override;
   uint64_t attend_workspace_bytes(int32_t head_dim) override;
   Status copy_blocks(const CopyBlocksParams &params, pkv_stream stream) override;
   Status move_rows(const MoveRowsParams &params, pkv_stream stream) override;

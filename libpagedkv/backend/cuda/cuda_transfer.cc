@@ -46,7 +46,6 @@ Status CudaTransferQueue::create(CUcontext context, std::unique_ptr<TransferQueu
   queue->sources_.resize(kBatch);
   queue->sizes_.resize(kBatch);
   PKV_TRY_CUDA(cudaStreamCreateWithFlags(&queue->stream_, cudaStreamNonBlocking));
-  PKV_TRY_CUDA(cudaEventCreateWithFlags(&queue->order_, cudaEventDisableTiming));
   for (Mark &mark : queue->marks_) {
     PKV_TRY_CUDA(cudaEventCreate(&mark.start));
     PKV_TRY_CUDA(cudaEventCreate(&mark.end));
@@ -63,7 +62,6 @@ CudaTransferQueue::~CudaTransferQueue() {
     if (mark.start != nullptr) cudaEventDestroy(mark.start);
     if (mark.end != nullptr) cudaEventDestroy(mark.end);
   }
-  if (order_ != nullptr) cudaEventDestroy(order_);
   if (stream_ != nullptr) cudaStreamDestroy(stream_);
   cudaGetLastError();
 }
@@ -87,8 +85,8 @@ Status CudaTransferQueue::copy(const TransferBlocksParams &params) {
 }
 
 // The driver's batched call: one call for many copies, which the copy engine then takes back to back. It must never be
-// captured (before CUDA 13.1 it is dropped from the graph in silence); this stream belongs to the queue alone, so it
-// captures only where follow() was given a capturing stream, which it refuses.
+// captured (before CUDA 13.1 it is dropped from the graph in silence): this stream belongs to the queue alone, and is never
+// made to wait for one that captures.
 Status CudaTransferQueue::copy_batched(const TransferBlocksParams &params, bool *out_is_done) {
   *out_is_done = false;
 #if CUDA_VERSION >= 12080
@@ -168,27 +166,6 @@ Status CudaTransferQueue::wait(uint64_t ticket) {
   PKV_TRY(scope.status());
   // Recorded again since, it stands for a later copy on the same stream: that is waited for then, which is enough.
   PKV_TRY_CUDA(cudaEventSynchronize(marks_[ticket % kNumMarks].end));
-  return PKV_OK;
-}
-
-Status CudaTransferQueue::follow(pkv_stream stream) {
-  const ContextScope scope(context_);
-  PKV_TRY(scope.status());
-  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  PKV_TRY_CUDA(cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &capture));
-  if (capture != cudaStreamCaptureStatusNone) {
-    return fail(PKV_INVALID_ARGUMENT, "stream %p is capturing a graph; transfers stay outside of it", stream);
-  }
-  PKV_TRY_CUDA(cudaEventRecord(order_, static_cast<cudaStream_t>(stream)));
-  PKV_TRY_CUDA(cudaStreamWaitEvent(stream_, order_, 0));
-  return PKV_OK;
-}
-
-Status CudaTransferQueue::precede(pkv_stream stream) {
-  const ContextScope scope(context_);
-  PKV_TRY(scope.status());
-  PKV_TRY_CUDA(cudaEventRecord(order_, stream_));
-  PKV_TRY_CUDA(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), order_, 0));
   return PKV_OK;
 }
 

@@ -21,8 +21,6 @@ class CudaTransferQueue final : public TransferQueue {
   Status copy(const TransferBlocksParams &params) override;
   uint64_t last_ticket() const override { return ticket_; }
   Status wait(uint64_t ticket) override;
-  Status follow(pkv_stream stream) override;
-  Status precede(pkv_stream stream) override;
 
  private:
   static constexpr uint64_t kNumMarks = 64;
@@ -43,8 +41,7 @@ class CudaTransferQueue final : public TransferQueue {
 
   const CUcontext context_;
   cudaStream_t stream_ = nullptr;
-  cudaEvent_t order_ = nullptr;  // follow() and precede() record it; a wait keeps what it was recorded for
-  Mark marks_[kNumMarks];        // of ticket t: marks_[t % kNumMarks]
+  Mark marks_[kNumMarks];  // of ticket t: marks_[t % kNumMarks]
   uint64_t ticket_ = 0;
   uint64_t measured_ = 0;  // tickets up to here are measured, or too old
   std::vector<CUdeviceptr> destinations_, sources_;  // [kBatch]

@@ -62,6 +62,19 @@ class HostBackend final : public Backend {
     return fail(PKV_INTERNAL, "the host's batches fill their CSR tables themselves");
   }
   Status check_not_capturing(pkv_stream) override { return PKV_OK; }
+  bool has_streams() override { return false; }
+  Status stream_id(pkv_stream, uint64_t *out) override {
+    *out = 0;
+    return PKV_OK;
+  }
+  Status create_event(DeviceEvent *out) override {
+    *out = nullptr;
+    return PKV_OK;
+  }
+  void destroy_event(DeviceEvent) override {}
+  Status record_event(DeviceEvent, pkv_stream) override { return PKV_OK; }
+  Status wait_event(DeviceEvent, pkv_stream) override { return PKV_OK; }
+  bool is_event_done(DeviceEvent) override { return true; }
   uint64_t attend_workspace_bytes(int32_t) override { return 0; }
 
   Status copy_blocks(const CopyBlocksParams &params, pkv_stream) override { return copy_host_blocks(params); }

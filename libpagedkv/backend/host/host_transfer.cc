@@ -47,8 +47,6 @@ class HostTransferQueue final : public TransferQueue {
 
   uint64_t last_ticket() const override { return ticket_; }
   Status wait(uint64_t) override { return PKV_OK; }
-  Status follow(pkv_stream) override { return PKV_OK; }
-  Status precede(pkv_stream) override { return PKV_OK; }
 
  private:
   uint64_t ticket_ = 0;
