@@ -18,6 +18,19 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kMostJobs = 64;
 
+class NoSignalScope {
+ public:
+  NoSignalScope() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~NoSignalScope() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+ private:
+  sigset_t before_;
+};
+
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 }  // namespace
@@ -27,18 +40,12 @@ Status DiskTier::create(std::unique_ptr<DiskFile> file, HostTier *host, int32_t 
   std::unique_ptr<DiskTier> tier(new DiskTier(std::move(file), host, block_size, num_slots, header));
   PKV_TRY(tier->file_->truncate(num_slots));
   PKV_TRY(tier->read_index());
-  // The writer takes none of the process's signals.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  bool is_running = true;
   try {
+    const NoSignalScope scope;  // the writer takes none of the process's
     tier->writer_ = std::thread(&DiskTier::run_writer, tier.get());
   } catch (const std::system_error &) {
-    is_running = false;
+    return fail(PKV_OUT_OF_MEMORY, "%s: its writer cannot be started", tier->file_->path().c_str());
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  if (!is_running) return fail(PKV_OUT_OF_MEMORY, "%s: its writer cannot be started", tier->file_->path().c_str());
   *out = std::move(tier);
   return PKV_OK;
 }
