@@ -67,11 +67,9 @@ Status HostTier::order_copies() {
   if (is_to_host_) streams_->begin_reading(blocks_.data(), count, &waits);
   // An evicted block is used by nobody else from now on; one of a preempted sequence may be.
   if (!is_preempted_) streams_->begin_writing(blocks_.data(), count, &waits);
-  if (is_to_host_) {
-    streams_->note_used(blocks_.data(), count, stream_slot_);
-  } else {
-    streams_->note_written(blocks_.data(), count, stream_slot_);
-  }
+  // (Who holds a restored block may let go of it without a step that waited.)
+  streams_->note_used(blocks_.data(), count, stream_slot_);
+  if (!is_to_host_) streams_->note_written(blocks_.data(), count, stream_slot_);
   return streams_->order_behind(stream_slot_, waits);
 }
 
@@ -153,7 +151,7 @@ Status HostTier::flush() {
   for (const int32_t slot : pending_) release(slot);
   if (status == PKV_OK) {
     (is_to_host_ ? counters_.offloaded : counters_.restored) += count;
-  } else if (is_to_host_) {
+  } else if (is_to_host_ && !is_preempted_) {
     counters_.skipped += count;
   }
   blocks_.clear();

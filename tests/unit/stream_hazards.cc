@@ -265,7 +265,8 @@ class Hazards {
     if (sequence == nullptr || pick(3) == 0) {
       cache_->evict(pick(kNumBlocks), &num_evicted);
     } else if (is_offloaded(sequence->id)) {
-      cache_->restore(sequence->id);
+      // What came back is read by steps from now on, behind the transfer.
+      if (cache_->restore(sequence->id) == PKV_OK) stepped_.erase(sequence->id);
     } else {
       cache_->offload(sequence->id);
     }
