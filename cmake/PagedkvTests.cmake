@@ -20,6 +20,14 @@ foreach(source IN LISTS abi_sources)
   add_test(NAME abi.${name} COMMAND abi_${name})
 endforeach()
 
+# A profiler for ranges.c, which loads it by its path.
+add_library(fake_profiler MODULE "${PROJECT_SOURCE_DIR}/tests/abi/profiler/fake_profiler.c")
+target_compile_options(fake_profiler PRIVATE ${strict_options})
+set_target_properties(fake_profiler PROPERTIES PREFIX "" C_EXTENSIONS OFF ${sanitized_c})
+add_dependencies(abi_ranges fake_profiler)
+target_compile_definitions(abi_ranges PRIVATE "FAKE_PROFILER=\"$<TARGET_FILE:fake_profiler>\"")
+target_link_libraries(abi_ranges PRIVATE ${CMAKE_DL_LIBS})
+
 add_library(pagedkv_internal STATIC)
 target_link_libraries(pagedkv_internal PUBLIC pagedkv_objects)
 find_path(DOCTEST_INCLUDE_DIR doctest/doctest.h REQUIRED)

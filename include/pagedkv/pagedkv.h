@@ -6,8 +6,8 @@
  *   2. data types and tensors                        8. snapshots, events, traces
  *   3. devices, pool                                 9. kernels: write_kv, attend, merge_states
  *   4. layout, cache                                10. host backend settings
- *   5. sequences, one at a time and many in a call
- *   6. batch: one step's view of the cache               11. transfers
+ *   5. sequences, one at a time and many in a call  11. transfers
+ *   6. batch: one step's view of the cache         12. monitoring
  *
  * Conventions
  *   - Every call that can fail returns pkv_status. On failure nothing has changed, and pkv_last_error() says why.
@@ -232,6 +232,9 @@ typedef struct pkv_pool_stats {
   uint64_t device_free_bytes;
   void *base;            /* address of block 0 */
   char device[16];
+  uint64_t copied_bytes; /* by pkv_pool_copy_blocks */
+  uint64_t zeroed_bytes;
+  int64_t free_tail_blocks; /* free blocks at the end: what the pool could shrink by now */
 } pkv_pool_stats;
 PKV_API pkv_status pkv_pool_get_stats(const pkv_pool *pool, pkv_pool_stats *out);
 
@@ -399,6 +402,14 @@ typedef struct pkv_cache_stats {
   int64_t reuse_distance[32];
   int64_t num_transfers;
   int64_t quarantined_blocks; /* of quarantined transfers, whoever else holds them */
+  uint64_t copied_bytes;       /* of K and V inside the device: copies on write, rows moved by accept and shift */
+  uint64_t uploaded_bytes;     /* of tables to the device; 0 on the host, which reads them where they are */
+  uint64_t saved_bytes;        /* of blocks read for snapshots */
+  uint64_t loaded_bytes;       /* of blocks written from snapshots */
+  uint64_t device_total_bytes; /* asked when the cache is made, by pkv_cache_measure and for PKV_STATS_PROMETHEUS */
+  uint64_t device_free_bytes;
+  int64_t unused_slots;        /* by pkv_cache_measure; -1 before the first */
+  int64_t free_tail_blocks;
   /* Tiers. Bytes are blocks times block_bytes. */
   int64_t host_tier_blocks;    /* room in the host tier */
   int64_t host_tier_resident;  /* of that, in use: findable, or of offloaded sequences */
@@ -900,6 +911,44 @@ PKV_API pkv_status pkv_cache_get_regions(const pkv_cache *cache, pkv_memory_regi
  * over what identifies the model, [model_bytes], which may be NULL (docs/transfers.md has it byte by byte). out: [32]. */
 PKV_API pkv_status pkv_layout_fingerprint(const pkv_layout *layout, const void *model, size_t model_bytes,
                                           uint8_t *out);
+
+/* ---- 12. Monitoring ------------------------------------------------------------------------------------------ */
+
+/* How well the blocks of a cache are used. Any free block serves any sequence, so nothing is lost between blocks; what is
+ * lost lies inside held ones, and what a pool can give back lies at its end. */
+typedef struct pkv_cache_fragmentation {
+  size_t struct_size;
+  int64_t held_blocks;
+  int64_t unused_slots;     /* token slots of held blocks that hold no token of any holder, reserved blocks included */
+  int64_t reserved_blocks;  /* held ahead of need */
+  int64_t free_tail_blocks; /* blocks behind the last held one: cached or uncached */
+  int64_t num_free_runs;    /* stretches of blocks that nobody holds */
+  int64_t longest_free_run;
+} pkv_cache_fragmentation;
+
+/* Measures what is too costly to keep up to date: fragmentation, in time proportional to the blocks, and the memory of the
+ * device; statistics have both from now on. A mutating call for threads; it changes nothing else. out may be NULL. */
+PKV_API pkv_status pkv_cache_measure(pkv_cache *cache, pkv_cache_fragmentation *out);
+
+/* Writes the statistics into a file of one page too, which other processes map and read at any time without a word to
+ * this one (docs/stats-page.md): after every call that changes the cache, by plain stores. path: best on a memory file
+ * system; /dev/shm/NAME is the POSIX shared memory /NAME. A file there is BUSY. It is readable by its owner alone, and
+ * removed by unpublish and destroy; a process that is killed leaves it behind. Measures are made anew now and then. */
+PKV_API pkv_status pkv_cache_publish_stats(pkv_cache *cache, const char *path);
+/* OK if there is none. */
+PKV_API pkv_status pkv_cache_unpublish_stats(pkv_cache *cache);
+
+/* Ranges of time for a profiler, around prepare, copies, snapshots and kernels (on a device: around queueing them), named
+ * "pagedkv.prepare" and so on, nested by thread; every push has its pop, on failures too. The callbacks come from inside
+ * calls, in their threads, and must neither call the library nor throw. */
+typedef void (*pkv_range_push_callback)(const char *name, void *user_data);
+typedef void (*pkv_range_pop_callback)(void *user_data);
+/* Process-wide; both or neither. NULL, NULL switches ranges off (the default). An open range ends where it began. */
+PKV_API pkv_status pkv_set_range_callbacks(pkv_range_push_callback push, pkv_range_pop_callback pop, void *user_data);
+/* Has ranges sent to a profiler as NVTX ranges. path: its injection library, which the profiler names in the environment
+ * variable NVTX_INJECTION64_PATH, or one with nvtxRangePushA and nvtxRangePop. UNSUPPORTED where that cannot be loaded or
+ * takes none. */
+PKV_API pkv_status pkv_nvtx_enable(const char *path);
 
 #ifdef __cplusplus
 }

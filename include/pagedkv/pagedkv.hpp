@@ -216,6 +216,13 @@ class Layout {
   }
   uint64_t block_bytes() const { return describe().block_bytes; }
   uint64_t token_bytes() const { return describe().token_bytes; }
+  // Of the layout and of what identifies the model.
+  std::vector<uint8_t> fingerprint(Span<uint8_t> model = {}) const {
+    const pkv_layout layout = get();
+    std::vector<uint8_t> digest(32);
+    check(pkv_layout_fingerprint(&layout, model.data(), static_cast<size_t>(model.size()), digest.data()));
+    return digest;
+  }
   pkv_layer_info layer(int32_t index) const {
     const pkv_layout layout = get();
     auto info = make_struct<pkv_layer_info>();
@@ -353,6 +360,13 @@ class Pin {
   int64_t num_tokens_ = 0;
 };
 
+// Blocks that a transfer engine reads or writes. Only its user knows when it is over, so nothing ends it but finish_transfer
+// and commit_transfer of its cache.
+struct Transfer {
+  pkv_transfer id = 0;
+  Array<int32_t> blocks;
+};
+
 class Batch;
 
 class Cache {
@@ -447,6 +461,37 @@ class Cache {
     return Pin(cache_, id, num_pinned);
   }
 
+  // end: -1 for the length.
+  Transfer send(pkv_sequence sequence, int64_t start = 0, int64_t end = -1,
+                pkv_stream stream = PKV_STREAM_OF_SEQUENCE) {
+    Transfer transfer;
+    pkv_array blocks{};
+    check(pkv_transfer_send(get(), sequence, start, end, stream, &transfer.id, &blocks));
+    transfer.blocks = Array<int32_t>(blocks);
+    return transfer;
+  }
+  Transfer receive(int64_t num_blocks, const pkv_open_options &options = make_struct<pkv_open_options>(),
+                   pkv_stream stream = nullptr) {
+    Transfer transfer;
+    pkv_array blocks{};
+    check(pkv_transfer_receive(get(), num_blocks, &options, stream, &transfer.id, &blocks));
+    transfer.blocks = Array<int32_t>(blocks);
+    return transfer;
+  }
+  Sequence commit_transfer(pkv_transfer transfer, Span<int64_t> tokens, pkv_stream stream = nullptr) {
+    pkv_sequence id = 0;
+    check(pkv_transfer_commit(get(), transfer, tokens.data(), tokens.size(), stream, &id));
+    return Sequence(cache_, id);
+  }
+  void quarantine_transfer(pkv_transfer transfer) { check(pkv_transfer_quarantine(get(), transfer)); }
+  void finish_transfer(pkv_transfer transfer) { check(pkv_transfer_finish(get(), transfer)); }
+  std::vector<pkv_memory_region> regions() const {
+    std::vector<pkv_memory_region> regions(1, make_struct<pkv_memory_region>());
+    int64_t count = 0;
+    check(pkv_cache_get_regions(get(), regions.data(), 1, &count));
+    return regions;
+  }
+
   int64_t invalidate(uint64_t namespace_id) {
     int64_t count = 0;
     check(pkv_namespace_invalidate(get(), namespace_id, &count));
@@ -538,6 +583,13 @@ class Cache {
   }
   void trace_start(const char *path) { check(pkv_trace_start(get(), path)); }
   void trace_stop() { check(pkv_trace_stop(get())); }
+  pkv_cache_fragmentation measure() {
+    auto measured = make_struct<pkv_cache_fragmentation>();
+    check(pkv_cache_measure(get(), &measured));
+    return measured;
+  }
+  void publish_stats(const char *path) { check(pkv_cache_publish_stats(get(), path)); }
+  void unpublish_stats() { check(pkv_cache_unpublish_stats(get())); }
   void *block_ptr(int32_t block) const {
     void *address = nullptr;
     check(pkv_cache_block_ptr(get(), block, &address));
@@ -661,6 +713,13 @@ inline void merge_states(const char *device, const pkv_tensor &out_a, const pkv_
                          pkv_stream stream = nullptr) {
   check(pkv_merge_states(device, &out_a, &lse_a, &out_b, &lse_b, &out, lse, stream));
 }
+
+// ---- Monitoring -------------------------------------------------------------------------------------------------
+
+inline void set_range_callbacks(pkv_range_push_callback push, pkv_range_pop_callback pop, void *user_data = nullptr) {
+  check(pkv_set_range_callbacks(push, pop, user_data));
+}
+inline void enable_nvtx(const char *path) { check(pkv_nvtx_enable(path)); }
 
 }  // namespace pagedkv
 

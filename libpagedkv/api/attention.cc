@@ -2,6 +2,7 @@
 
 #include "api/abi.h"
 #include "backend/backend.h"
+#include "base/ranges.h"
 
 using namespace pkv;
 
@@ -15,6 +16,7 @@ Status check_step(const pkv_cache *cache, int32_t layer, const pkv_batch *batch)
     return fail(PKV_INVALID_ARGUMENT, "the batch belongs to another cache");
   }
   PKV_TRY(cache->cache->check_layer(layer));
+  PKV_TRY(cache->cache->check_usable());
   return batch->batch->check_prepared();
 }
 
@@ -32,6 +34,7 @@ Status find_rows(const pkv_cache *cache, int32_t layer, const pkv_batch *batch, 
 pkv_status pkv_write_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch, const pkv_tensor *k,
                         const pkv_tensor *v, const pkv_write_options *options) {
   return guarded([&]() -> Status {
+    const Range range("pagedkv.write_kv");
     PKV_TRY(check_step(cache, layer, batch));
     PKV_TRY(check_pointer("k", k));
     PKV_TRY(check_pointer("v", v));
@@ -47,6 +50,7 @@ pkv_status pkv_write_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch,
 pkv_status pkv_gather_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch, int64_t sequence_index, int64_t start,
                          int64_t count, const pkv_tensor *k, const pkv_tensor *v, pkv_stream stream) {
   return guarded([&]() -> Status {
+    const Range range("pagedkv.gather_kv");
     SequenceRows rows = {};
     PKV_TRY(find_rows(cache, layer, batch, sequence_index, start, count, k, v, &rows));
     return gather_kv(cache->cache->backend(), cache->cache->describe_kv(layer), rows, count, *k, *v, stream);
@@ -56,6 +60,7 @@ pkv_status pkv_gather_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch
 pkv_status pkv_scatter_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch, int64_t sequence_index, int64_t start,
                           int64_t count, const pkv_tensor *k, const pkv_tensor *v, pkv_stream stream) {
   return guarded([&]() -> Status {
+    const Range range("pagedkv.scatter_kv");
     SequenceRows rows = {};
     PKV_TRY(find_rows(cache, layer, batch, sequence_index, start, count, k, v, &rows));
     return scatter_kv(cache->cache->backend(), cache->cache->describe_kv(layer), rows, count, *k, *v, stream);
@@ -65,6 +70,7 @@ pkv_status pkv_scatter_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batc
 pkv_status pkv_attend(pkv_cache *cache, int32_t layer, const pkv_batch *batch, const pkv_tensor *q,
                       const pkv_tensor *out, const pkv_attend_options *options) {
   return guarded([&]() -> Status {
+    const Range range("pagedkv.attend");
     PKV_TRY(check_step(cache, layer, batch));
     PKV_TRY(check_pointer("q", q));
     PKV_TRY(check_pointer("out", out));
@@ -79,6 +85,7 @@ pkv_status pkv_merge_states(const char *device, const pkv_tensor *out_a, const p
                             const pkv_tensor *out_b, const pkv_tensor *lse_b, const pkv_tensor *out,
                             const pkv_tensor *lse, pkv_stream stream) {
   return guarded([&]() -> Status {
+    const Range range("pagedkv.merge_states");
     PKV_TRY(check_pointer("device", device));
     PKV_TRY(check_pointer("out_a", out_a));
     PKV_TRY(check_pointer("lse_a", lse_a));

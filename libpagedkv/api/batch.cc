@@ -1,6 +1,7 @@
 #include <cinttypes>
 
 #include "api/traced.h"
+#include "base/ranges.h"
 
 using namespace pkv;
 
@@ -52,6 +53,7 @@ pkv_status pkv_batch_prepare(pkv_batch *batch, const pkv_sequence *sequences, co
     prepare_options.pad_sequences = given.pad_sequences;
     prepare_options.pad_tokens = given.pad_tokens;
     prepare_options.max_query_len = given.max_query_len;
+    const Range range("pagedkv.prepare");
     return traced(*batch, TraceCall::kPrepare,
                   batch->batch->prepare(sequences, counts, num_sequences, tokens, num_tokens, prepare_options),
                   array_of(sequences, num_sequences), array_of(counts, num_sequences), array_of(tokens, num_tokens),

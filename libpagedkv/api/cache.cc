@@ -7,6 +7,7 @@
 #include "api/traced.h"
 #include "attention/attention.h"
 #include "backend/backend.h"
+#include "base/ranges.h"
 #include "cache/format_stats.h"
 
 using namespace pkv;
@@ -247,6 +248,7 @@ pkv_status pkv_cache_evict(pkv_cache *cache, int64_t n, int64_t *out_evicted) {
 pkv_status pkv_cache_zero_uncached(pkv_cache *cache, pkv_stream stream, int64_t *out_count) {
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
+    const Range range("pagedkv.zero_blocks");
     int64_t count = 0;
     PKV_TRY(traced(*cache->cache, TraceCall::kZeroUncached, cache->cache->zero_uncached(stream, &count),
                    result_of(count)));
@@ -283,6 +285,7 @@ pkv_status pkv_cache_format_stats(const pkv_cache *cache, pkv_stats_format forma
         return fail(PKV_INVALID_ARGUMENT, "format is %d, unknown", static_cast<int>(format));
       }
       pkv_cache_stats stats = {};
+      if (format == PKV_STATS_PROMETHEUS) cache->cache->ask_device();
       cache->cache->get_stats(&stats);
       if (format == PKV_STATS_JSON) {
         format_stats_json(stats, text);

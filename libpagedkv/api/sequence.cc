@@ -1,4 +1,5 @@
 #include "api/traced.h"
+#include "base/ranges.h"
 
 using namespace pkv;
 
@@ -58,6 +59,7 @@ pkv_status pkv_sequence_reserve(pkv_cache *cache, pkv_sequence sequence, int64_t
 pkv_status pkv_sequence_append(pkv_cache *cache, pkv_sequence sequence, const int64_t *tokens, int64_t count,
                                pkv_stream stream) {
   return guarded([&]() -> Status {
+    const Range range("pagedkv.prepare");
     PKV_TRY(check_cache(cache));
     return traced(*cache->cache, TraceCall::kAppend, cache->cache->append(sequence, tokens, count, stream), sequence,
                   array_of(tokens, count));

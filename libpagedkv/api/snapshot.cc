@@ -2,6 +2,7 @@
 
 #include "api/traced.h"
 #include "base/public_hash.h"
+#include "base/ranges.h"
 
 using namespace pkv;
 
@@ -20,6 +21,7 @@ Status read_io(const pkv_snapshot_io *io, bool writes, pkv_snapshot_io *out) {
 
 pkv_status pkv_sequence_save(pkv_cache *cache, pkv_sequence sequence, const pkv_snapshot_io *io, pkv_stream stream) {
   return guarded([&]() -> Status {
+    const Range range("pagedkv.save");
     PKV_TRY(check_cache(cache));
     pkv_snapshot_io given;
     PKV_TRY(read_io(io, true, &given));
@@ -30,6 +32,7 @@ pkv_status pkv_sequence_save(pkv_cache *cache, pkv_sequence sequence, const pkv_
 pkv_status pkv_sequence_load(pkv_cache *cache, const pkv_snapshot_io *io, const pkv_open_options *options,
                              pkv_stream stream, pkv_sequence *out) {
   return guarded([&]() -> Status {
+    const Range range("pagedkv.load");
     PKV_TRY(check_cache(cache));
     PKV_TRY(check_pointer("out", out));
     pkv_snapshot_io given;
@@ -43,6 +46,7 @@ pkv_status pkv_sequence_load(pkv_cache *cache, const pkv_snapshot_io *io, const 
 
 pkv_status pkv_prefix_save(pkv_cache *cache, const pkv_snapshot_io *io, pkv_stream stream) {
   return guarded([&]() -> Status {
+    const Range range("pagedkv.save");
     PKV_TRY(check_cache(cache));
     pkv_snapshot_io given;
     PKV_TRY(read_io(io, true, &given));
@@ -52,6 +56,7 @@ pkv_status pkv_prefix_save(pkv_cache *cache, const pkv_snapshot_io *io, pkv_stre
 
 pkv_status pkv_prefix_load(pkv_cache *cache, const pkv_snapshot_io *io, pkv_stream stream, int64_t *out_num_blocks) {
   return guarded([&]() -> Status {
+    const Range range("pagedkv.load");
     PKV_TRY(check_cache(cache));
     pkv_snapshot_io given;
     PKV_TRY(read_io(io, false, &given));

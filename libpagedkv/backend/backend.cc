@@ -35,6 +35,11 @@ Status open_cuda(int ordinal, Backend **out) {
 
 }  // namespace
 
+Status Origin::fail_lost() {
+  return fail(PKV_DEVICE_ERROR, "used after fork(): a device does not survive it; start processes by spawn or exec, or open "
+              "the device in the child alone");
+}
+
 void query_cuda(pkv_cuda_info *out) {
 #if PKV_HAVE_CUDA
   query_cuda_backend(out);

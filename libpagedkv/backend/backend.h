@@ -9,6 +9,7 @@
 
 #include "backend/params.h"
 #include "backend/transfer.h"
+#include "base/fork.h"
 #include "base/status.h"
 
 namespace pkv {
@@ -103,6 +104,21 @@ class Backend {
 
  protected:
   ~Backend() = default;  // never destroyed
+};
+
+// What was made with a backend, and by which process: the host's memory survives a fork, in parent and child alike; the
+// child of a process that used a device must leave it alone.
+class Origin {
+ public:
+  explicit Origin(const Backend &backend) : survives_fork_(backend.is_host()), fork_count_(fork_count()) {}
+  bool is_lost() const { return fork_count_ != fork_count() && !survives_fork_; }
+  Status check() const { return is_lost() ? fail_lost() : PKV_OK; }  // DEVICE_ERROR
+
+ private:
+  static Status fail_lost();
+
+  const bool survives_fork_;
+  const uint32_t fork_count_;
 };
 
 // Finds the backend for "host", "cuda", "cuda:N", "auto" or nullptr (auto). INVALID_ARGUMENT for another name,

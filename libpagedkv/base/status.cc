@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <cstdarg>
 #include <cstdio>
+#include <cstring>
 
 namespace pkv {
 namespace {
@@ -41,6 +42,12 @@ Status fail_shortage(Status code, int64_t needed, int64_t available, int64_t ind
   last_index = index;
   return code;
 }
+
+KeepLastError::KeepLastError() {
+  static_assert(sizeof text_ == kTextBytes, "the whole text");
+  std::memcpy(text_, last_text, sizeof text_);
+}
+KeepLastError::~KeepLastError() { std::memcpy(last_text, text_, sizeof text_); }
 
 const char *last_error() { return last_text; }
 

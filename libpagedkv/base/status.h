@@ -19,6 +19,18 @@ using Status = pkv_status;
 // OUT_OF_MEMORY if that is why the last call of the C library failed (errno), else `otherwise`.
 Status status_of_errno(Status otherwise);
 
+// The calling thread's last error is the same after the scope as before it: for failures inside a call that succeeds.
+class KeepLastError {
+ public:
+  KeepLastError();
+  ~KeepLastError();
+  KeepLastError(const KeepLastError &) = delete;
+  KeepLastError &operator=(const KeepLastError &) = delete;
+
+ private:
+  char text_[512];
+};
+
 const char *last_error();
 void get_last_shortage(pkv_shortage *out);  // fills all members but struct_size
 const char *status_name(Status status);

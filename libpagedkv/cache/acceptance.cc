@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/checked.h"
+#include "base/ranges.h"
 #include "cache/cache.h"
 #include "cache/token_checks.h"
 
@@ -92,6 +93,10 @@ Status Cache::run_moves(int64_t rotation, pkv_stream stream) {
   if (streams_.is_several()) PKV_TRY(order_behind(moves_.stream_slot, moves_.waits));
   PKV_TRY(copy_blocks(moves_.copy_sources, moves_.copy_destinations, stream));
   if (moves_.runs.empty()) return PKV_OK;
+  int64_t num_rows = 0;
+  for (const MoveRun &run : moves_.runs) num_rows += run.length;
+  monitor_.copied_bytes.add(static_cast<uint64_t>(num_rows) * layout_.token_bytes());
+  const Range range("pagedkv.move_rows");
   MoveRowsParams params = {};
   params.kv = describe_kv(0);
   params.num_layers = layout_.num_layers();
@@ -186,8 +191,8 @@ Status Cache::accept(const pkv_sequence *ids, const int64_t *num_drafts, const i
       }
     }
   }
-  PKV_TRY(run_moves(0, stream));
-
+  // The tables are changed: they are settled whether the rows have moved or not, so that blocks can still be given back.
+  const Status status = run_moves(0, stream);
   for (const MoveItem &item : moves_.items) {
     Sequence *sequence = item.sequence;
     const int64_t length = item.base + item.num_kept;
@@ -198,10 +203,11 @@ Status Cache::accept(const pkv_sequence *ids, const int64_t *num_drafts, const i
     }
     set_stream(sequence, stream, moves_.stream_slot);
     cut(sequence, length);
-    settle(sequence, 0, nullptr);
+    if (status == PKV_OK) settle(sequence, 0, nullptr);
     sequence->change_serial = ++serial_;
   }
   publish();
+  if (status != PKV_OK) return status;
   return record_ended_streams();
 }
 

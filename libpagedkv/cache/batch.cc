@@ -6,6 +6,7 @@
 
 #include "base/checked.h"
 #include "base/counting.h"
+#include "base/ranges.h"
 
 namespace pkv {
 namespace {
@@ -23,6 +24,7 @@ Status check_size(const char *name, int64_t value, int64_t smallest) {
 }  // namespace
 
 Status Batch::create(std::shared_ptr<Cache> cache, const BatchOptions &options, std::shared_ptr<Batch> *out) {
+  PKV_TRY(cache->check_usable());
   PKV_TRY(check_size("max_sequences", options.max_sequences, 1));
   PKV_TRY(check_size("max_tokens", options.max_tokens, 1));
   PKV_TRY(check_size("max_sequence_length", options.max_sequence_length, 0));
@@ -331,8 +333,12 @@ void Batch::fill_csr(int64_t num_sequences) {
 
 // The device builds its CSR tables itself: they would travel whole.
 Status Batch::upload_tables() {
+  const Range range("pagedkv.upload_tables");
   const StepTables host = host_tables();
   PKV_TRY(device_->upload(host, changes_, step_.stream));
+  cache_->count_uploaded(static_cast<uint64_t>(
+      host.num_sequences * 2 * sizeof(int32_t) + sizeof(int32_t) + host.num_tokens * 2 * sizeof(int64_t) +
+      changes_.size() * (sizeof(int64_t) + sizeof(int32_t))));
   return has_csr() ? device_->build_csr(host, block_size_, step_.stream) : PKV_OK;
 }
 

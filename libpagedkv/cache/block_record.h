@@ -18,7 +18,8 @@ struct alignas(kCacheLineBytes) BlockRecord {
   int32_t previous = kNoBlock, next = kNoBlock;  // in its eviction queue, or among the duplicates if it is one
   int32_t duplicates = kNoBlock;                 // first duplicate, if registered
   int32_t child = kNoBlock;   // a hint that may be stale: the block last registered or hit below this one
-  uint32_t scratch = 0;       // for counting while a call is planned; zero between calls
+  uint32_t scratch = 0;       // for counting while a call is planned; zero between calls. Of a cached block: the eviction
+                              // policy's hint of what stands some places behind it
   uint32_t namespace_index = kNoNamespace;  // that it counts for, while it is held or cached
   uint8_t queue = kUnqueued;  // of the eviction policy
   uint8_t frequency = 0;      // the eviction policy's, of uses since it was registered

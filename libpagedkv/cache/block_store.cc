@@ -11,6 +11,7 @@ namespace {
 
 // Evicted together: what the next ones need is loaded meanwhile.
 constexpr int64_t kEvictionRun = 16;
+constexpr int64_t kReleasedAhead = 32;  // blocks prefetched before they are released
 
 // The namespaces of blocks that follow each other, mostly one.
 class OwnerOfRun {
@@ -124,7 +125,7 @@ void BlockStore::release_each(const int32_t *blocks, int64_t count, uint32_t lev
   Eviction::Run run;
   for (int64_t i = count - 1; i >= 0; --i) {
     const int32_t block = blocks[i];
-    if (i >= 16) __builtin_prefetch(&records[blocks[i - 16]], 1);
+    if (i >= kReleasedAhead) __builtin_prefetch(&records[blocks[i - kReleasedAhead]], 1);
     BlockRecord &record = records[block];
     assert(record.holders > 0 && record.namespace_index != kNoNamespace);
     if (raises) retention_.raise(block, level);
@@ -139,7 +140,7 @@ void BlockStore::release_each(const int32_t *blocks, int64_t count, uint32_t lev
       ++owner->cached;
       if (owner->quota != 0) append_owned(owner, block);
       if (is_queued_in_runs) {
-        run.append(records, block);
+        eviction_.append(&run, block);
       } else {
         eviction_.cache(block, retention_.level_of(block));
       }
@@ -399,7 +400,6 @@ void BlockStore::evict_owned(uint32_t namespace_index, int64_t count) {
       }
     }
     eviction_.forget(lowest, retention_.level_of(lowest));
-    if (tier_ != nullptr) offer_to_tier(&lowest, 1);
     finish_evictions(&lowest, 1);
     free_to_pool(&lowest, 1);
   }
@@ -465,6 +465,7 @@ void BlockStore::forget(int32_t block) {
 
 // Of cached blocks that are queued no more: leaves them owned in the pool, with neither holder nor hash.
 void BlockStore::finish_evictions(const int32_t *blocks, int64_t count) {
+  if (tier_ != nullptr) offer_to_tier(blocks, count);
   OwnerOfRun owner_of_run(&namespaces_);
   const bool tells = events_ != nullptr;
   for (int64_t i = 0; i < count; ++i) {
@@ -484,19 +485,18 @@ void BlockStore::finish_evictions(const int32_t *blocks, int64_t count) {
 
 // count <= num_cached().
 void BlockStore::evict_victims(int64_t count, int32_t *out_blocks) {
-  // The index lines of one run are on their way while the run before is finished.
+  // The index lines of two runs are on their way while an earlier run is finished.
   int64_t num_popped = 0, num_finished = 0;
-  while (num_finished < count) {
+  while (num_popped < count) {
+    const int64_t end = num_popped - kEvictionRun;
     const int64_t popped_before = num_popped;
-    if (num_popped < count) {
-      num_popped += eviction_.pop_victims(std::min(count - num_popped, kEvictionRun), out_blocks + num_popped);
-      for (int64_t i = popped_before; i < num_popped; ++i) index_.prefetch(records_[out_blocks[i]].hash);
-    }
-    const int64_t end = num_popped == popped_before ? count : popped_before;
-    if (tier_ != nullptr) offer_to_tier(out_blocks + num_finished, end - num_finished);
+    num_popped += eviction_.pop_victims(std::min(count - num_popped, kEvictionRun), out_blocks + num_popped);
+    for (int64_t i = popped_before; i < num_popped; ++i) index_.prefetch(records_[out_blocks[i]].hash);
+    if (end <= num_finished) continue;
     finish_evictions(out_blocks + num_finished, end - num_finished);
     num_finished = end;
   }
+  finish_evictions(out_blocks + num_finished, count - num_finished);
   if (tier_ != nullptr) tier_->flush();  // what does not get there is not found there
 }
 

@@ -12,7 +12,7 @@ Status BlockStore::validate() const {
   for (int32_t block = 0; block < num_blocks(); ++block) {
     const BlockRecord &record = records_[block];
     const bool is_free = pool_->is_free(block);
-    if (record.scratch != 0) return fail(PKV_INTERNAL, "block %d has scratch %u left", block, record.scratch);
+    if (record.scratch != 0 && !is_cached(block)) return fail(PKV_INTERNAL, "block %d has scratch %u left", block, record.scratch);
     if (is_free != (record.holders == 0 && !record.is_registered)) {
       return fail(PKV_INTERNAL, "block %d has %d holders, is %sregistered, and is %sfree in the pool", block,
                   record.holders, record.is_registered ? "" : "not ", is_free ? "" : "not ");

@@ -24,6 +24,7 @@ Status Cache::create(Backend *backend, const CacheOptions &given, std::shared_pt
       2 * static_cast<size_t>(layout.num_layers()) * static_cast<size_t>(layout.num_kv_heads()), 1.0f);
   PKV_TRY(backend->allocate_memory(ones.size() * sizeof(float), &cache->scales_));
   PKV_TRY(backend->upload(cache->scales_.base, ones.data(), ones.size() * sizeof(float)));
+  cache->ask_device();
   *out = std::move(cache);
   return PKV_OK;
 }
@@ -56,7 +57,7 @@ Cache::~Cache() {
 }
 
 Status Cache::check_usable() const {
-  if (!is_failed_) return PKV_OK;
+  if (!is_failed_.load(std::memory_order_relaxed)) return pool_->origin().check();
   return fail(PKV_DEVICE_ERROR, "the cache is unusable since an earlier device error");
 }
 
@@ -82,6 +83,7 @@ PagedKv Cache::describe_kv(int32_t layer) const {
 }
 
 Status Cache::set_kv_scales(int32_t layer, const float *k_scale, const float *v_scale) {
+  PKV_TRY(check_usable());
   PKV_TRY(check_layer(layer));
   const PagedKv kv = describe_kv(layer);
   if (kv.kv_scales != PKV_SCALES_STATIC) {
@@ -101,9 +103,10 @@ Status Cache::set_kv_scales(int32_t layer, const float *k_scale, const float *v_
       }
     }
   }
-  const uint64_t bytes = static_cast<uint64_t>(kv.num_kv_heads) * sizeof(float);
-  PKV_TRY(backend_->upload(const_cast<float *>(kv.k_scale), k_scale, bytes));
-  return backend_->upload(const_cast<float *>(kv.v_scale), v_scale, bytes);
+  // They stand side by side and travel together: both or neither.
+  std::vector<float> both(k_scale, k_scale + kv.num_kv_heads);
+  both.insert(both.end(), v_scale, v_scale + kv.num_kv_heads);
+  return backend_->upload(const_cast<float *>(kv.k_scale), both.data(), both.size() * sizeof(float));
 }
 
 Status Cache::evict(int64_t n, int64_t *out_evicted) {
@@ -237,6 +240,7 @@ void Cache::publish() {
   blocks_.namespaces().publish();
   values[kNumNamespaces] = blocks_.namespaces().num_live();
   board_.publish(values);
+  if (monitor_.page != nullptr) publish_page(values);
 }
 
 Status Cache::read_events(pkv_event *out, int64_t capacity, int64_t *out_count) const {
@@ -272,6 +276,14 @@ void Cache::get_stats(pkv_cache_stats *out) const {
   for (int i = 0; i < kNumReuseDistances; ++i) out->reuse_distance[i] = blocks_.reuse_distance(i);
   out->num_events = events_ == nullptr ? 0 : events_->ring().num_events();
   out->dropped_events = events_ == nullptr ? 0 : events_->ring().num_dropped();
+  out->copied_bytes = static_cast<uint64_t>(monitor_.copied_bytes.get());
+  out->uploaded_bytes = static_cast<uint64_t>(monitor_.uploaded_bytes.get());
+  out->saved_bytes = static_cast<uint64_t>(monitor_.saved_bytes.get());
+  out->loaded_bytes = static_cast<uint64_t>(monitor_.loaded_bytes.get());
+  out->device_total_bytes = static_cast<uint64_t>(monitor_.device_total_bytes.get());
+  out->device_free_bytes = static_cast<uint64_t>(monitor_.device_free_bytes.get());
+  out->unused_slots = monitor_.unused_slots.get();
+  out->free_tail_blocks = monitor_.free_tail_blocks.get();
   get_tier_stats(out);
   out->is_failed = static_cast<int32_t>(values[kIsFailed]);
   out->is_tracing = trace_.is_recording();

@@ -9,10 +9,11 @@
 // what namespaces may have. prefixes.cc: prefixes without a sequence, pins, retention. snapshot_save.cc, snapshot_load.cc,
 // prefix_tree.cc: snapshots. stream_order.cc: what waits for what across streams. transfers.cc: blocks on their way out
 // or in. tiers.cc, preempt.cc: the host tier and the disk tier. audit.cc, explain_sequence.cc: check and explain.
-// record.cc: recording of calls.
+// record.cc: recording of calls. monitor.cc: measures, and the page of statistics.
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -26,6 +27,7 @@
 #include "cache/events.h"
 #include "cache/host_tier.h"
 #include "cache/layout.h"
+#include "cache/monitor.h"
 #include "cache/partial_index.h"
 #include "cache/sequence.h"
 #include "cache/stats_board.h"
@@ -305,6 +307,14 @@ class Cache {
   Status explain_sequence(pkv_sequence id, std::string *out) const;
   void get_stats(pkv_cache_stats *out) const;  // all but struct_size; any thread
   int64_t reuse_distance_sum() const { return blocks_.reuse_distance_sum(); }  // any thread
+  // Fragmentation, and the memory of the device, as get_stats() tells them from now on. Throws std::bad_alloc.
+  Status measure(pkv_cache_fragmentation *out);  // all but struct_size, from zeros
+  void ask_device() const;  // the memory alone; any thread
+  // A page for other processes. BUSY if there is one already.
+  Status publish_stats(const char *path);
+  void unpublish_stats();
+  // Tables that went to the device.
+  void count_uploaded(uint64_t bytes) { monitor_.uploaded_bytes.add(bytes); }
 
   // One thread at a time, whatever mutates the cache. UNSUPPORTED without event_capacity.
   Status read_events(pkv_event *out, int64_t capacity, int64_t *out_count) const;
@@ -322,6 +332,8 @@ class Cache {
   Status stop_trace();
   // After each recorded call.
   void put_checkpoint();
+  // DEVICE_ERROR once the cache has failed, and in the child of a fork if it is a device's. Any thread.
+  Status check_usable() const;
   // OK if layer is in range.
   Status check_layer(int32_t layer) const;
   PagedKv describe_kv(int32_t layer) const;
@@ -332,7 +344,6 @@ class Cache {
   Status find(pkv_sequence id, Sequence **out) const;  // NOT_FOUND for a stale id, BUSY for one that is offloaded
   Status find_any(pkv_sequence id, Sequence **out) const;
   static Status check_prompt(const int64_t *tokens, int64_t num_tokens);
-  Status check_usable() const;  // DEVICE_ERROR once the cache has failed
   Status find_all(const pkv_sequence *ids, int64_t num_sequences, bool takes_offloaded = false);  // into found_; each once
   Status make_records(int64_t count);  // closed ones, as many at least
   Sequence *closed_record(int64_t i, pkv_sequence *out_id) const;  // the i-th that will be opened
@@ -488,6 +499,8 @@ class Cache {
   void write_tokens(Sequence *sequence, int64_t first, int64_t end, const int64_t *tokens, bool registers);
   void finish_call(Sequence *sequence);  // a change is done: serial numbers, statistics
   void publish();
+  void publish_page(const StatsBoard::Values &board);
+  void measure_blocks(pkv_cache_fragmentation *out);
 
   // Tiers.
   static std::unique_ptr<DiskFile> open_disk_file(CacheOptions *options, DiskHeader *out_header, bool *out_is_new);
@@ -526,7 +539,7 @@ class Cache {
   BlockStore blocks_;
   StreamTable streams_;
   DeviceMemory scales_;  // float32 [num_layers, K | V, num_kv_heads]
-  bool is_failed_ = false;
+  std::atomic<bool> is_failed_{false};  // kernels ask, beside a thread that mutates
 
   std::vector<std::unique_ptr<Sequence>> sequences_;  // by index; closed ones are in closed_
   std::vector<uint32_t> closed_;
@@ -569,6 +582,7 @@ class Cache {
   int64_t prepares_ = 0;
   int64_t refusals_ = 0;
   StatsBoard board_;
+  mutable Monitor monitor_;
   TraceRecorder trace_;
   TraceCounts trace_start_ = {};  // counters when the recording began
 };

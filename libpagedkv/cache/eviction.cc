@@ -42,7 +42,6 @@ Eviction::Eviction(pkv_eviction policy, BlockRecord *records, int64_t num_blocks
       max_protected_(num_blocks * 8 / 10),
       min_small_(std::max<int64_t>(num_blocks / 10, 1)),
       records_(records),
-      num_blocks_(num_blocks),
       levels_(1),
       queues_(static_cast<size_t>(num_queues_)),
       ghosts_(policy == PKV_EVICTION_S3FIFO ? num_blocks - num_blocks / 10 : 0) {
@@ -159,15 +158,14 @@ int64_t Eviction::pop_victims(int64_t count, int32_t *out) {
   Queue &queue = queue_of(level_index, queue_index);
   int64_t num_popped = 0;
   int32_t block = queue.first;
-  for (int32_t previous = kNoBlock; num_popped < count && block != kNoBlock; previous = out[num_popped - 1]) {
-    // Blocks released together mostly have ids in a row, so the queue runs on in the same stride.
-    const int64_t ahead = block + 16 * (static_cast<int64_t>(block) - previous);
-    if (previous != kNoBlock && ahead >= 0 && ahead < num_blocks_) __builtin_prefetch(&records_[ahead], 1);
+  for (; num_popped < count && block != kNoBlock; ++num_popped) {
     BlockRecord &record = records_[block];
-    out[num_popped++] = block;
+    __builtin_prefetch(&records_[record.scratch], 1);
+    out[num_popped] = block;
     block = record.next;
     record.queue = kUnqueued;
     record.frequency = 0;
+    record.scratch = 0;
     record.previous = record.next = kNoBlock;
   }
   queue.first = block;

@@ -43,15 +43,16 @@ class Eviction {
   // Blocks of level 0 that nobody holds any more, linked while they are in the nearest cache and queued together.
   struct Run {
     int32_t first = kNoBlock, last = kNoBlock;
-    void append(BlockRecord *records, int32_t block) {
-      BlockRecord &record = records[block];
-      record.queue = 0;
-      record.previous = last;
-      record.next = kNoBlock;
-      (last == kNoBlock ? first : records[last].next) = block;
-      last = block;
-    }
   };
+  void append(Run *run, int32_t block) {
+    BlockRecord &record = records_[block];
+    record.queue = 0;
+    record.previous = run->last;
+    record.next = kNoBlock;
+    (run->last == kNoBlock ? run->first : records_[run->last].next) = block;
+    run->last = block;
+    note_appended(block);
+  }
   // Where a block is appended to the one queue whatever is known of it.
   bool queues_in_runs() const { return num_queues_ == 1; }
   void cache(const Run &run);
@@ -120,6 +121,14 @@ class Eviction {
   uint8_t choose_s3_queue(BlockRecord *record);
   void count_use(int32_t block);
   void append(int32_t block, uint32_t level, uint8_t queue);
+  // So that popping can load records ahead, though they are linked: each block that is appended to the one queue is noted
+  // in the scratch of the one that was appended kAhead blocks before, if that is still cached.
+  void note_appended(int32_t block) {
+    BlockRecord &earlier = records_[latest_[next_latest_]];
+    if (earlier.queue != kUnqueued) earlier.scratch = static_cast<uint32_t>(block);
+    latest_[next_latest_] = block;
+    next_latest_ = (next_latest_ + 1) % kAhead;
+  }
   void unlink(int32_t block, uint32_t level);
   void count_queued(uint32_t level, uint8_t queue, int change);
   void mark_filled(uint32_t level, uint8_t queue);
@@ -138,13 +147,15 @@ class Eviction {
   const int64_t max_protected_;
   const int64_t min_small_;
   BlockRecord *const records_;
-  const int64_t num_blocks_;
   std::vector<Level> levels_;
   std::vector<Queue> queues_;  // [levels, num_queues_]
   std::vector<uint32_t> order_;        // levels with a queued block, by priority
   std::vector<uint32_t> by_priority_;  // levels in use
   std::vector<uint32_t> unused_levels_;
   int64_t num_protected_ = 0;
+  static constexpr uint32_t kAhead = 32;
+  int32_t latest_[kAhead] = {};  // appended last, with one queue: a ring
+  uint32_t next_latest_ = 0;
   GhostTable ghosts_;
 };
 
@@ -161,6 +172,7 @@ inline void Eviction::append(int32_t block, uint32_t level, uint8_t queue_index)
     records_[queue.last].next = block;
   }
   queue.last = block;
+  if (num_queues_ == 1) note_appended(block);
   if (counts_queues_) count_queued(level, queue_index, 1);
 }
 
@@ -184,6 +196,7 @@ inline void Eviction::unlink(int32_t block, uint32_t level) {
   (record.previous == kNoBlock ? queue.first : records_[record.previous].next) = record.next;
   (record.next == kNoBlock ? queue.last : records_[record.next].previous) = record.previous;
   record.queue = kUnqueued;
+  record.scratch = 0;
   record.previous = record.next = kNoBlock;
   if (queue.first == kNoBlock) mark_empty(level, queue_index);
   if (counts_queues_) count_queued(level, queue_index, -1);

@@ -88,6 +88,7 @@ void Cache::settle_new_blocks(Sequence *sequence, int64_t first, int64_t end, co
   const bool has_rows_ahead = !hasher_.streams_rows();
   const auto register_run = [&](const SettledRun &run, int64_t begin, int64_t count) {
     blocks_.register_new(begin == 0 ? kNoBlock : table[begin - 1], table + begin, run.hashes, count, was_stale);
+    if (streams_.is_several()) streams_.note_written(table + begin, count, sequence->stream_slot);
     step->hashed_blocks.append(table + begin, run.hashes + 1, count);
     if (partial_index_ == nullptr) return;
     for (int64_t j = 0; j < count; ++j) note_registered(table[begin + j], run.hashes[j]);

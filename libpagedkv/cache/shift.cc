@@ -105,7 +105,8 @@ Status Cache::shift(pkv_sequence id, int64_t start, int64_t count, pkv_stream st
         {from * block_size + source_offset, to * block_size + offset, static_cast<int32_t>(run), position == start});
     position += run;
   }
-  PKV_TRY(run_moves(-count, stream));
+  // The table is changed: it is settled whether the rows have moved or not, so that blocks can still be given back.
+  const Status status = run_moves(-count, stream);
   set_stream(sequence, stream, moves_.stream_slot);
   release_used(*sequence, moves_.old_blocks.data(), static_cast<int64_t>(moves_.old_blocks.size()));
 
@@ -118,8 +119,9 @@ Status Cache::shift(pkv_sequence id, int64_t start, int64_t count, pkv_stream st
   cut_table(sequence, static_cast<int32_t>(end));
   sequence->length = new_length;
   ++sequence->table_version;
-  settle(sequence, 0, nullptr);
+  if (status == PKV_OK) settle(sequence, 0, nullptr);
   finish_call(sequence);
+  if (status != PKV_OK) return status;
   return record_ended_streams();
 }
 

@@ -104,14 +104,18 @@ Status Cache::load_sequence(const pkv_snapshot_io &io, const pkv_open_options *o
   for (int64_t i = num_hit; i < num_total; ++i) own_block(*sequence, i, sequence->table[i]);
   sequence->num_blocks = static_cast<int32_t>(num_total);
   sequence->length = sequence->step_start = snapshot.length;
-  PKV_TRY(order_loaded(sequence->table.data() + num_hit, num_total - num_hit, slot, stream));
-  for (int64_t i = num_hit; i < num_total; ++i) {
+  Status status = order_loaded(sequence->table.data() + num_hit, num_total - num_hit, slot, stream);
+  for (int64_t i = num_hit; i < num_total && status == PKV_OK; ++i) {
     const int32_t block = sequence->table[i];
     const int64_t start = i * block_size, count = std::min<int64_t>(block_size, snapshot.length - start);
     std::memcpy(blocks_.tokens(block), snapshot.tokens.data() + start, sizeof(int64_t) * static_cast<size_t>(count));
     const int64_t last = (start + count - 1) / snapshot.block_size;
     fill_block(snapshot, layout_, last, last, start, count, block_memory.data());
-    if (const Status status = upload_block(block, block_memory); status != PKV_OK) return mark_failed(status);
+    status = upload_block(block, block_memory);
+  }
+  if (status != PKV_OK) {
+    finish_close(sequence, static_cast<uint32_t>(id & 0xffffffffu));  // nobody else knows it
+    return mark_failed(status);
   }
   settle(sequence, 0, nullptr);
   *out = id;
@@ -122,7 +126,9 @@ Status Cache::load_sequence(const pkv_snapshot_io &io, const pkv_open_options *o
 
 Status Cache::upload_block(int32_t block, const std::vector<char> &bytes) {
   char *address = static_cast<char *>(pool_->base()) + static_cast<uint64_t>(block) * layout_.block_bytes();
-  return backend_->upload(address, bytes.data(), bytes.size());
+  PKV_TRY(backend_->upload(address, bytes.data(), bytes.size()));
+  monitor_.loaded_bytes.add(bytes.size());
+  return PKV_OK;
 }
 
 // Finds what is here of a tree that was cut into blocks of this cache. Equal blocks become one.
@@ -227,7 +233,8 @@ Status Cache::load_prefixes(const pkv_snapshot_io &io, pkv_stream stream, int64_
   }
   evict_over_quota(quota_evictions_);
   blocks_.take(num_needed, new_blocks.data(), kNoNamespace);
-  PKV_TRY(order_loaded(new_blocks.data(), num_needed, slot, stream));
+  // After a failure the rest is given back as it is.
+  Status status = order_loaded(new_blocks.data(), num_needed, slot, stream);
   const int32_t *next_new = new_blocks.data();
   for (int64_t i = 0; i < num_total; ++i) {
     const TreeBlock &node = tree[i];
@@ -235,11 +242,13 @@ Status Cache::load_prefixes(const pkv_snapshot_io &io, pkv_stream stream, int64_
     if (node.block != kNoBlock) continue;
     const int32_t block = blocks[i] = *next_new++;
     blocks_.set_owner(block, node.namespace_index);
+    if (status != PKV_OK) continue;
     std::memcpy(blocks_.tokens(block), tokens.data() + node.node * block_size,
                 sizeof(int64_t) * static_cast<size_t>(block_size));
     const ReblockedNode &cut = nodes[static_cast<size_t>(node.node)];
     fill_block(snapshot, layout_, cut.source, cut.depth, cut.start, block_size, block_memory.data());
-    if (const Status status = upload_block(block, block_memory); status != PKV_OK) return mark_failed(status);
+    status = upload_block(block, block_memory);
+    if (status != PKV_OK) continue;
     if (events_ != nullptr) {
       events_->begin_name(node.parent < 0 ? kNoBlock : blocks[node.parent]);
       uint64_t before = node.parent < 0 ? 0 : blocks_.namespaces()[tree[node.parent].namespace_index].id;
@@ -257,6 +266,7 @@ Status Cache::load_prefixes(const pkv_snapshot_io &io, pkv_stream stream, int64_
   }
   blocks_.release(blocks.data(), num_total, kNoLevel);  // last to first: parents outlive children
   ++serial_;
+  if (status != PKV_OK) return mark_failed(status);
   publish();
   *out_num_blocks = num_needed;
   return PKV_OK;

@@ -33,7 +33,9 @@ Status Cache::write_blocks(const Snapshot &snapshot, const int32_t *blocks, pkv_
     pack_rows(layout_, block.data(), count, rows.data());
     PKV_TRY(write_block(i, rows.data(), static_cast<size_t>(count) * row_bytes, sink));
   }
-  return sink->finish();
+  PKV_TRY(sink->finish());
+  monitor_.saved_bytes.add(static_cast<uint64_t>(snapshot.num_blocks()) * block_bytes);
+  return PKV_OK;
 }
 
 Status Cache::save_sequence(pkv_sequence id, const pkv_snapshot_io &io, pkv_stream stream) {

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 
 namespace pkv {
@@ -34,15 +35,16 @@ enum StatsField {
   kNumStatsFields
 };
 
-class StatsBoard {
+template <size_t kNumValues>
+class Board {
  public:
-  using Values = std::array<int64_t, kNumStatsFields>;
+  using Values = std::array<int64_t, kNumValues>;
 
   void publish(const Values &values) {
     const uint64_t version = version_.load(std::memory_order_relaxed);
     version_.store(version + 1, std::memory_order_relaxed);
     std::atomic_thread_fence(std::memory_order_release);
-    for (int i = 0; i < kNumStatsFields; ++i) values_[i].store(values[i], std::memory_order_relaxed);
+    for (size_t i = 0; i < kNumValues; ++i) values_[i].store(values[i], std::memory_order_relaxed);
     version_.store(version + 2, std::memory_order_release);
   }
 
@@ -50,7 +52,7 @@ class StatsBoard {
     Values values;
     for (;;) {
       const uint64_t before = version_.load(std::memory_order_acquire);
-      for (int i = 0; i < kNumStatsFields; ++i) values[i] = values_[i].load(std::memory_order_relaxed);
+      for (size_t i = 0; i < kNumValues; ++i) values[i] = values_[i].load(std::memory_order_relaxed);
       std::atomic_thread_fence(std::memory_order_acquire);
       if (before % 2 == 0 && version_.load(std::memory_order_relaxed) == before) return values;
     }
@@ -58,7 +60,9 @@ class StatsBoard {
 
  private:
   std::atomic<uint64_t> version_{0};
-  std::array<std::atomic<int64_t>, kNumStatsFields> values_{};
+  std::array<std::atomic<int64_t>, kNumValues> values_{};
 };
+
+using StatsBoard = Board<kNumStatsFields>;
 
 }  // namespace pkv

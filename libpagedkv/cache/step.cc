@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/checked.h"
+#include "base/ranges.h"
 #include "base/tokens.h"
 #include "cache/cache.h"
 
@@ -154,7 +155,8 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
   const bool is_of_one = step->items.size() == 1 && step->items[0].sequence->chain.regions.empty();
   const uint32_t owner = is_of_one ? step->items[0].sequence->chain.first.index : kNoNamespace;
   blocks_.take(step->num_new_blocks, step->new_blocks.data(), owner);
-  if (streams_.is_several()) PKV_TRY(order_step(step));
+  // A failure is told once the tables hold what was taken, so that it can still be given back.
+  const Status ordered = streams_.is_several() ? order_step(step) : PKV_OK;
   const int32_t *next_new = step->new_blocks.data();
   ++serial_;
   for (StepItem &item : step->items) {
@@ -209,6 +211,7 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
   }
   appended_tokens_ += step->num_tokens;
   ++prepares_;
+  PKV_TRY(ordered);
   PKV_TRY(copy_blocks(step->copy_sources, step->copy_destinations, step->stream));
   for (const StepItem &item : step->items) {
     append_tokens(item, tokens, step);
@@ -226,6 +229,8 @@ Status Cache::copy_blocks(const std::vector<int32_t> &sources, const std::vector
   if (sources.empty()) return PKV_OK;
   const int64_t count = static_cast<int64_t>(sources.size());
   copies_ += count;
+  monitor_.copied_bytes.add(static_cast<uint64_t>(count) * layout_.block_bytes());
+  const Range range("pagedkv.copy_blocks");
   const CopyBlocksParams params = {pool_->base(), layout_.block_bytes(), sources.data(), destinations.data(), count,
                                    true};
   const Status status = backend_->copy_blocks(params, stream);
@@ -292,6 +297,7 @@ void Cache::write_tokens(Sequence *sequence, int64_t first, int64_t end, const i
 }
 
 Status Cache::append(pkv_sequence id, const int64_t *tokens, int64_t count, pkv_stream stream) {
+  PKV_TRY(check_usable());
   Sequence *sequence = nullptr;
   PKV_TRY(find(id, &sequence));
   single_.registers = true;
@@ -328,7 +334,7 @@ Status Cache::discard_step(Step *step) {
   };
   const auto check_holds = [&](int32_t block) {
     const BlockRecord &record = blocks_.record(block);
-    if (record.holders == static_cast<int32_t>(record.scratch) || status != PKV_OK) return;
+    if (record.holders == 0 || record.holders == static_cast<int32_t>(record.scratch) || status != PKV_OK) return;
     status = fail(PKV_BUSY,
                   "block %d of the failed step is shared by a sequence or a transfer opened since; close that first", block);
   };

@@ -44,12 +44,22 @@ unsigned char find_width(const T *values, int64_t count) {
 
 }  // namespace
 
+TraceRecorder::~TraceRecorder() {
+  if (is_recording()) {
+    const KeepLastError keep;
+    stop();
+  }
+  if (file_ != nullptr) std::fclose(file_);  // of a parent that records
+}
+
 Status TraceRecorder::start(const char *path, const TraceHeader &header) {
   if (!is_little_endian()) return fail(PKV_UNSUPPORTED, "recordings are written on little-endian machines only");
   if (buffer_ == nullptr) buffer_.reset(new unsigned char[kBufferBytes]);
+  if (file_ != nullptr) std::fclose(file_);  // of a parent that records; nothing is buffered in it
   file_ = std::fopen(path, "wb");
   if (file_ == nullptr) return fail(status_of_errno(PKV_INVALID_ARGUMENT), "%s: %s", path, std::strerror(errno));
   std::setvbuf(file_, nullptr, _IONBF, 0);
+  fork_count_ = fork_count();
   used_ = 0;
   has_failed_ = false;
   num_batches_ = 0;

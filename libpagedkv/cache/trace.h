@@ -12,6 +12,7 @@
 #include <mutex>
 #include <string>
 
+#include "base/fork.h"
 #include "base/status.h"
 
 namespace pkv {
@@ -102,9 +103,10 @@ class TraceRecorder {
   TraceRecorder() = default;
   TraceRecorder(const TraceRecorder &) = delete;
   TraceRecorder &operator=(const TraceRecorder &) = delete;
-  ~TraceRecorder() { stop(); }
+  ~TraceRecorder();
 
-  bool is_recording() const { return is_recording_.load(std::memory_order_relaxed); }
+  // Not in the child of a fork: the file is the parent's.
+  bool is_recording() const { return is_recording_.load(std::memory_order_relaxed) && fork_count_ == fork_count(); }
   // Different for every recording; never 0.
   uint64_t session() const { return session_; }
   // A batch that is new to the recording.
@@ -146,6 +148,7 @@ class TraceRecorder {
   std::unique_ptr<unsigned char[]> buffer_;
   size_t used_ = 0;
   std::FILE *file_ = nullptr;
+  uint32_t fork_count_ = 0;  // when it began
   bool has_failed_ = false;
   uint64_t session_ = 0;
   uint64_t num_batches_ = 0;

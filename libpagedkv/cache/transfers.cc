@@ -146,9 +146,16 @@ Status Cache::receive(int64_t count, const pkv_open_options &options, pkv_stream
   if (streams_.is_several()) {
     StreamSet waits;
     streams_.begin_writing(blocks, count, &waits);
-    PKV_TRY(order_behind(slot, waits));
+    status = order_behind(slot, waits);
   }
-  if (status = streams_.finish_use(slot); status != PKV_OK) return mark_failed(status);
+  if (status == PKV_OK) status = streams_.finish_use(slot);
+  if (status != PKV_OK) {  // nobody knows the transfer yet
+    release_received(*transfer, 0);
+    change_references(transfer->chain, -1);
+    transfer->chain.regions = {};
+    transfer->blocks = SharedArray<int32_t>();
+    return mark_failed(status);
+  }
   *out = open_transfer(transfer, out_blocks);
   return PKV_OK;
 }
@@ -217,7 +224,10 @@ Status Cache::commit_transfer(pkv_transfer id, const int64_t *tokens, int64_t nu
   if (streams_.is_several() && written_on != slot) {
     StreamSet waits;
     waits.add(written_on);
-    PKV_TRY(order_behind(slot, waits));
+    if (const Status status = order_behind(slot, waits); status != PKV_OK) {
+      finish_close(sequence, static_cast<uint32_t>(sequence_id & 0xffffffffu));  // nobody else knows it
+      return mark_failed(status);
+    }
   }
   write_tokens(sequence, 0, num_tokens, tokens, true);
   settle(sequence, 0, nullptr);

@@ -6,6 +6,7 @@
 #include <new>
 
 #include "base/checked.h"
+#include "base/ranges.h"
 
 namespace pkv {
 namespace {
@@ -77,6 +78,7 @@ Status Pool::create(Backend *backend, const PoolOptions &options, std::shared_pt
 Pool::~Pool() { backend_->release_memory(&memory_); }
 
 Status Pool::allocate(int64_t count, int32_t *out_blocks) {
+  PKV_TRY(origin_.check());
   if (count < 0) return fail(PKV_INVALID_ARGUMENT, "count is %" PRId64 ", negative", count);
   std::lock_guard<std::mutex> lock(mutex_);
   const int64_t num_free = static_cast<int64_t>(free_.size());
@@ -125,6 +127,7 @@ Status Pool::check_distinct_count(int64_t count) const {
 }
 
 Status Pool::retain(const int32_t *blocks, int64_t count) {
+  PKV_TRY(origin_.check());
   if (count < 0) return fail(PKV_INVALID_ARGUMENT, "count is %" PRId64 ", negative", count);
   std::lock_guard<std::mutex> lock(mutex_);
   PKV_TRY(check_owned(blocks, count, "blocks"));
@@ -140,6 +143,7 @@ Status Pool::retain(const int32_t *blocks, int64_t count) {
 }
 
 Status Pool::free(const int32_t *blocks, int64_t count) {
+  PKV_TRY(origin_.check());
   std::lock_guard<std::mutex> lock(mutex_);
   PKV_TRY(check_distinct_count(count));
   const uint64_t num_blocks = owners_.size();
@@ -177,6 +181,7 @@ Status Pool::free(const int32_t *blocks, int64_t count) {
 }
 
 Status Pool::resize(int64_t num_blocks) {
+  PKV_TRY(origin_.check());
   if (num_blocks < 1 || num_blocks > kMaxBlocks) {
     return fail(PKV_INVALID_ARGUMENT, "num_blocks is %" PRId64 ", not in 1 to %" PRId64, num_blocks, kMaxBlocks);
   }
@@ -213,6 +218,7 @@ Status Pool::resize(int64_t num_blocks) {
 }
 
 Status Pool::copy_blocks(const int32_t *sources, const int32_t *destinations, int64_t count, pkv_stream stream) {
+  PKV_TRY(origin_.check());
   {
     std::lock_guard<std::mutex> lock(mutex_);
     PKV_TRY(check_distinct_count(count));
@@ -233,10 +239,15 @@ Status Pool::copy_blocks(const int32_t *sources, const int32_t *destinations, in
                   destinations[twice]);
     }
   }
-  return backend_->copy_blocks({base_, block_bytes_, sources, destinations, count, false}, stream);
+  const Range range("pagedkv.copy_blocks");
+  PKV_TRY(backend_->copy_blocks({base_, block_bytes_, sources, destinations, count, false}, stream));
+  std::lock_guard<std::mutex> lock(mutex_);
+  copied_bytes_ += static_cast<uint64_t>(count) * block_bytes_;
+  return PKV_OK;
 }
 
 Status Pool::zero_blocks(const int32_t *blocks, int64_t count, pkv_stream stream) {
+  PKV_TRY(origin_.check());
   if (count < 0) return fail(PKV_INVALID_ARGUMENT, "count is %" PRId64 ", negative", count);
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -245,10 +256,15 @@ Status Pool::zero_blocks(const int32_t *blocks, int64_t count, pkv_stream stream
   std::vector<int32_t> distinct(blocks, blocks + count);
   std::sort(distinct.begin(), distinct.end());
   distinct.erase(std::unique(distinct.begin(), distinct.end()), distinct.end());
-  return backend_->zero_blocks({base_, block_bytes_, distinct.data(), static_cast<int64_t>(distinct.size())}, stream);
+  const Range range("pagedkv.zero_blocks");
+  PKV_TRY(backend_->zero_blocks({base_, block_bytes_, distinct.data(), static_cast<int64_t>(distinct.size())}, stream));
+  std::lock_guard<std::mutex> lock(mutex_);
+  zeroed_bytes_ += distinct.size() * block_bytes_;
+  return PKV_OK;
 }
 
 Status Pool::block_ptr(int32_t block, void **out) const {
+  PKV_TRY(origin_.check());
   if (block < 0 || block >= num_blocks()) {
     return fail(PKV_INVALID_ARGUMENT, "block is %d, but the pool has %" PRId64 " blocks", block, num_blocks());
   }
@@ -279,6 +295,7 @@ int64_t Pool::first_untouched() const {
 
 void Pool::get_stats(pkv_pool_stats *out) const {
   DeviceInfo info = {};
+  const KeepLastError keep;
   const bool is_known = backend_->query(&info) == PKV_OK;
   std::lock_guard<std::mutex> lock(mutex_);
   out->num_blocks = static_cast<int64_t>(owners_.size());
@@ -291,6 +308,10 @@ void Pool::get_stats(pkv_pool_stats *out) const {
   out->device_total_bytes = is_known ? info.total_bytes : 0;
   out->device_free_bytes = is_known ? info.free_bytes : 0;
   out->base = base_;
+  out->copied_bytes = copied_bytes_;
+  out->zeroed_bytes = zeroed_bytes_;
+  out->free_tail_blocks = 0;
+  for (auto owners = owners_.rbegin(); owners != owners_.rend() && *owners == 0; ++owners) ++out->free_tail_blocks;
   std::memset(out->device, 0, sizeof out->device);
   std::strncpy(out->device, backend_->device(), sizeof out->device - 1);
 }

@@ -2,7 +2,8 @@
 // first out, and counted by owners.
 //
 // Invariants: owners_[b] is 0 exactly for the blocks in free_; free_ holds each of them once; between calls no mark is
-// set. Thread-safe: one mutex over the bookkeeping; the device is never called under it, except to resize.
+// set. Thread-safe: one mutex over the bookkeeping; the device is never called under it, except to resize. In the child of a
+// fork a device's pool refuses every call, before it takes the mutex.
 #pragma once
 
 #include <cstdint>
@@ -46,6 +47,7 @@ class Pool {
   Status validate() const;
 
   Backend *backend() const { return backend_; }
+  const Origin &origin() const { return origin_; }
   void *base() const { return base_; }
   uint64_t block_bytes() const { return block_bytes_; }
   int64_t num_blocks() const;
@@ -55,7 +57,7 @@ class Pool {
   int64_t first_untouched() const;
 
  private:
-  Pool(Backend *backend, uint64_t block_bytes) : backend_(backend), block_bytes_(block_bytes) {}
+  Pool(Backend *backend, uint64_t block_bytes) : backend_(backend), origin_(*backend), block_bytes_(block_bytes) {}
 
   // Both with mutex_ held. INVALID_ARGUMENT for more ids than there are blocks; or naming the first block that is out
   // of range or without an owner.
@@ -63,6 +65,7 @@ class Pool {
   Status check_owned(const int32_t *blocks, int64_t count, const char *what) const;
 
   Backend *const backend_;
+  const Origin origin_;
   const uint64_t block_bytes_;
   DeviceMemory memory_;  // empty when adopted
   void *base_ = nullptr;
@@ -75,6 +78,7 @@ class Pool {
   int64_t allocations_ = 0;
   int64_t frees_ = 0;
   int64_t failures_ = 0;
+  uint64_t copied_bytes_ = 0, zeroed_bytes_ = 0;
 };
 
 }  // namespace pkv

@@ -27,9 +27,11 @@ from pagedkv._pool import Pool, cuda_info, device_info
 from pagedkv._layout import Layout
 from pagedkv._cache import Cache
 from pagedkv._sequence import Sequence
+from pagedkv._transfer import Transfer
 from pagedkv._snapshot import block_hash
 from pagedkv._pin import Pin
 from pagedkv._batch import Batch
+from pagedkv._monitor import enable_nvtx, get_stats_folder, set_range_callbacks
 from pagedkv._attention import Rope, isa, merge_states, num_threads, set_isa, set_num_threads
 
 __version__ = version()
@@ -51,19 +53,23 @@ __all__ = [
     "Pool",
     "Rope",
     "Sequence",
+    "Transfer",
     "UnsupportedError",
     "block_hash",
     "cuda_info",
     "device_info",
+    "enable_nvtx",
     "get_cmake_dir",
     "get_include",
     "get_library",
+    "get_stats_folder",
     "isa",
     "merge_states",
     "num_threads",
     "set_isa",
     "set_log_callback",
     "set_num_threads",
+    "set_range_callbacks",
     "version",
 ]
 
@@ -106,6 +112,12 @@ def _apply_environment() -> None:
             set_isa(name)
         except PagedKVError as error:
             _warnings.warn(f"PAGEDKV_ISA={name!r} is ignored: {error}", RuntimeWarning, stacklevel=3)
+    profiler = _os.environ.get("NVTX_INJECTION64_PATH")
+    if profiler:
+        try:
+            enable_nvtx(profiler)
+        except PagedKVError as error:
+            _warnings.warn(f"NVTX_INJECTION64_PATH={profiler!r} is ignored: {error}", RuntimeWarning, stacklevel=3)
 
 
 _apply_environment()

@@ -24,8 +24,10 @@ from pagedkv._errors cimport check
 from pagedkv._prefixes import invalidate, namespace_stats, pin, probe, set_quota, touch
 from pagedkv._sequences import accept, close_many, commit_many, fork_many, open_many, reorder, truncate_many
 from pagedkv._memory cimport as_bytes, set_memory
+from pagedkv._monitor import measure, publish_stats, unpublish_stats
 from pagedkv._pool cimport export_blocks
 from pagedkv._prompt cimport Prompt, read_prompt, release_prompt
+from pagedkv._transfer import receive, regions, send
 from pagedkv._snapshot cimport load_prefixes, load_sequence, save_prefixes
 from pagedkv.abi cimport (
     PKV_EVICTION_FIFO, PKV_EVICTION_LFU, PKV_EVICTION_LRU, PKV_EVICTION_PRIORITY, PKV_EVICTION_S3FIFO,
@@ -248,6 +250,10 @@ Token sequences over blocks of one device, with a prefix cache.
     probe, touch, pin = probe, touch, pin
     invalidate, set_quota, namespace_stats = invalidate, set_quota, namespace_stats
 
+    # ---- Transfers, by functions of another file
+
+    send, receive, regions = send, receive, regions
+
     # ---- Blocks
 
     def evict(self, n=None):
@@ -294,7 +300,7 @@ Token sequences over blocks of one device, with a prefix cache.
         return [sequence for sequence in victims if sequence is not None]
 
     def reset(self):
-        """Forgets every cached block and every pin. BusyError while sequences are open."""
+        """Forgets every cached block and every pin. BusyError while sequences or transfers are open."""
         self.enter()
         check(pkv_cache_reset(self._cache))
 
@@ -464,6 +470,10 @@ Token sequences over blocks of one device, with a prefix cache.
             raise InvalidArgumentError(f"format must be 'json' or 'prometheus', got {format!r}")
         return self.format_stats(PKV_STATS_JSON if format == "json" else PKV_STATS_PROMETHEUS).decode()
 
+    # ---- Monitoring, by functions of another file
+
+    measure, publish_stats, unpublish_stats = measure, publish_stats, unpublish_stats
+
     def trace_start(self, path):
         """Records every call that changes the cache into a file, for `pagedkv replay`. The cache must be empty: no
         open sequences, pins or cached blocks (BusyError)."""
@@ -496,8 +506,9 @@ Token sequences over blocks of one device, with a prefix cache.
 
     def close(self):
         """Gives the memory back. Open sequences are gone with it (NotFoundError); so are the batches. BusyError while
-        views of the memory live or kernels run; closing again does nothing."""
+        views of the memory live, kernels run or transfers are open; closing again does nothing."""
         cdef pkv_cache *cache
+        cdef pkv_cache_stats stats
         if self._cache == NULL:
             return
         self.enter()
@@ -505,6 +516,9 @@ Token sequences over blocks of one device, with a prefix cache.
             raise BusyError("close while kernels are running")
         if self._num_views > 0:
             raise BusyError(f"close while {self._num_views} views of the cache's memory live")
+        self.get_stats(&stats)
+        if stats.num_transfers > 0:
+            raise BusyError(f"close while {stats.num_transfers} transfers are open: they may still read or write")
         batches = list(self._batches)
         for batch in batches:
             (<Batch> batch).require_unused()

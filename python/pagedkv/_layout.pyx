@@ -1,6 +1,7 @@
 # cython: language_level=3, binding=True
 """The layout of blocks: what stands where in a block."""
-from libc.stdint cimport int32_t
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from libc.stdint cimport int32_t, uint8_t
 from libc.string cimport memset
 
 from pagedkv._arrays cimport as_dtype, as_int32, describe
@@ -8,7 +9,8 @@ from pagedkv._errors import InvalidArgumentError
 from pagedkv._errors cimport check
 from pagedkv.abi cimport (
     PKV_HEAD_TOKEN, PKV_SCALES_PER_TOKEN_HEAD, PKV_SCALES_STATIC, PKV_TOKEN_HEAD, pkv_dtype, pkv_dtype_name,
-    pkv_kv_order, pkv_kv_scales, pkv_layer_info, pkv_layout_describe, pkv_layout_info, pkv_layout_layer)
+    pkv_kv_order, pkv_kv_scales, pkv_layer_info, pkv_layout_describe, pkv_layout_fingerprint, pkv_layout_info,
+    pkv_layout_layer)
 
 cdef dict ORDERS = {"token_head": <int> PKV_TOKEN_HEAD, "head_token": <int> PKV_HEAD_TOKEN}
 cdef dict SCALES = {"static": <int> PKV_SCALES_STATIC, "token_head": <int> PKV_SCALES_PER_TOKEN_HEAD}
@@ -97,6 +99,19 @@ What a block holds: [layer][K | V][token][head][dim] ("token_head") or [layer][K
             "scale_token_stride": info.scale_token_stride,
             "scale_head_stride": info.scale_head_stride,
         }
+
+    def fingerprint(self, model=b""):
+        """32 bytes that name the layout and what is stored in it, for peers to compare before they exchange blocks: SHA-256
+        over the layout and over `model`, bytes that identify the model. docs/transfers.md has it byte by byte."""
+        cdef pkv_layout layout
+        cdef uint8_t digest[32]
+        cdef bytes name
+        if not isinstance(model, (bytes, bytearray, memoryview)):
+            raise InvalidArgumentError(f"model must be bytes, got {describe(model)}")
+        name = bytes(model)
+        self.fill(&layout)
+        check(pkv_layout_fingerprint(&layout, PyBytes_AS_STRING(name), <size_t> len(name), digest))
+        return PyBytes_FromStringAndSize(<char *> digest, 32)
 
     def __reduce__(self):
         return type(self), (self.num_layers, self.num_kv_heads, self.head_dim, self.dtype, self.block_size,

@@ -294,6 +294,9 @@ Fixed-size blocks of one device, from one allocation up front, counted by owners
             "device_free_bytes": stats.device_free_bytes,
             "base": <uintptr_t> stats.base,
             "device": self.device,
+            "copied_bytes": stats.copied_bytes,
+            "zeroed_bytes": stats.zeroed_bytes,
+            "free_tail_blocks": stats.free_tail_blocks,
         }
 
     def close(self):

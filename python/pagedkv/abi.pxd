@@ -137,6 +137,9 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         uint64_t device_free_bytes
         void *base
         char device[16]
+        uint64_t copied_bytes
+        uint64_t zeroed_bytes
+        int64_t free_tail_blocks
     pkv_status pkv_pool_get_stats(const pkv_pool *pool, pkv_pool_stats *out)
 
     # ---- 4. Layout, cache
@@ -265,6 +268,16 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         uint64_t num_events
         uint64_t dropped_events
         int64_t reuse_distance[32]
+        int64_t num_transfers
+        int64_t quarantined_blocks
+        uint64_t copied_bytes
+        uint64_t uploaded_bytes
+        uint64_t saved_bytes
+        uint64_t loaded_bytes
+        uint64_t device_total_bytes
+        uint64_t device_free_bytes
+        int64_t unused_slots
+        int64_t free_tail_blocks
         int64_t host_tier_blocks
         int64_t host_tier_resident
         int64_t host_hit_tokens
@@ -510,3 +523,44 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
     int32_t pkv_host_num_threads()
     pkv_status pkv_host_set_isa(const char *isa)
     const char *pkv_host_isa()
+
+    # ---- 11. Transfers
+    ctypedef uint64_t pkv_transfer
+    pkv_status pkv_transfer_send(pkv_cache *cache, pkv_sequence sequence, int64_t start, int64_t end,
+                                 pkv_stream stream, pkv_transfer *out, pkv_array *out_blocks)
+    pkv_status pkv_transfer_receive(pkv_cache *cache, int64_t num_blocks, const pkv_open_options *options,
+                                    pkv_stream stream, pkv_transfer *out, pkv_array *out_blocks)
+    pkv_status pkv_transfer_commit(pkv_cache *cache, pkv_transfer transfer, const int64_t *tokens,
+                                   int64_t num_tokens, pkv_stream stream, pkv_sequence *out)
+    pkv_status pkv_transfer_quarantine(pkv_cache *cache, pkv_transfer transfer)
+    pkv_status pkv_transfer_finish(pkv_cache *cache, pkv_transfer transfer)
+
+    ctypedef struct pkv_memory_region:
+        size_t struct_size
+        void *base
+        uint64_t bytes
+        uint64_t block_bytes
+        int64_t first_block
+        int64_t num_blocks
+        char device[16]
+    pkv_status pkv_cache_get_regions(const pkv_cache *cache, pkv_memory_region *out, int64_t capacity,
+                                     int64_t *out_count)
+    pkv_status pkv_layout_fingerprint(const pkv_layout *layout, const void *model, size_t model_bytes, uint8_t *out)
+
+    # ---- 12. Monitoring
+    ctypedef struct pkv_cache_fragmentation:
+        size_t struct_size
+        int64_t held_blocks
+        int64_t unused_slots
+        int64_t reserved_blocks
+        int64_t free_tail_blocks
+        int64_t num_free_runs
+        int64_t longest_free_run
+    pkv_status pkv_cache_measure(pkv_cache *cache, pkv_cache_fragmentation *out)
+    pkv_status pkv_cache_publish_stats(pkv_cache *cache, const char *path)
+    pkv_status pkv_cache_unpublish_stats(pkv_cache *cache)
+
+    ctypedef void (*pkv_range_push_callback)(const char *name, void *user_data) noexcept
+    ctypedef void (*pkv_range_pop_callback)(void *user_data) noexcept
+    pkv_status pkv_set_range_callbacks(pkv_range_push_callback push, pkv_range_pop_callback pop, void *user_data)
+    pkv_status pkv_nvtx_enable(const char *path)

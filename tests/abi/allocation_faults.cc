@@ -106,10 +106,11 @@ struct World {
   pkv_sequence sequences[16] = {};
   int64_t tokens[3 * kTokens] = {};
   pkv_pin pin = 0;
+  pkv_transfer sending = 0, receiving = 0;
   float rows[2 * kTokens * NUM_KV_HEADS * HEAD_DIM] = {};
   size_t text_length = 0;
   char text[1 << 14] = {};
-  char path[64] = {}, tier_path[64] = {};
+  char path[64] = {}, page_path[80] = {}, tier_path[80] = {};
 };
 
 struct Call {
@@ -134,6 +135,7 @@ std::string describe(const World &world) {
     CHECK_OK(pkv_cache_check(cache));
     pkv_cache_stats stats = get_cache_stats(cache);
     stats.refusals = 0;
+    stats.device_free_bytes = 0;
     text.append(reinterpret_cast<const char *>(&stats), sizeof stats);
     for (const pkv_sequence id : world.sequences) {
       pkv_sequence_info info = {};
@@ -352,6 +354,29 @@ const Call kCalls[] = {
      }},
     {"touch", [](World &w) { return pkv_prefix_touch(w.cache, w.tokens, kTokens, nullptr, nullptr); }},
     {"pin", [](World &w) { return pkv_prefix_pin(w.cache, w.tokens, kTokens, nullptr, 1000000, &w.pin, nullptr); }},
+    {"send",
+     [](World &w) {
+       pkv_array blocks = {};
+       const pkv_status status = pkv_transfer_send(w.cache, w.sequences[1], 0, -1, nullptr, &w.sending, &blocks);
+       pkv_array_release(&blocks);
+       return status;
+     }},
+    {"receive",
+     [](World &w) {
+       pkv_array blocks = {};
+       pkv_open_options options = {};
+       options.struct_size = sizeof options;
+       options.namespace_id = 1234;
+       const pkv_status status = pkv_transfer_receive(w.cache, 2, &options, nullptr, &w.receiving, &blocks);
+       pkv_array_release(&blocks);
+       return status;
+     }},
+    {"commit transfer",
+     [](World &w) { return pkv_transfer_commit(w.cache, w.receiving, w.tokens, 5, nullptr, &w.sequences[12]); }},
+    {"quarantine", [](World &w) { return pkv_transfer_quarantine(w.cache, w.sending); }},
+    {"finish transfer", [](World &w) { return pkv_transfer_finish(w.cache, w.sending); }},
+    {"close what was received",
+     [](World &w) { return pkv_sequence_close(w.cache, w.sequences[12], PKV_STREAM_OF_SEQUENCE); }},
     {"set_quota", [](World &w) { return pkv_namespace_set_quota(w.cache, 77, 10); }},
     {"sequence save",
      [](World &w) {
@@ -394,6 +419,9 @@ const Call kCalls[] = {
      [](World &w) { return pkv_sequence_append(w.shifting, w.sequences[15], w.tokens, 11, nullptr); }},
     {"fork to shift",
      [](World &w) { return pkv_sequence_fork(w.shifting, w.sequences[15], -1, &w.sequences[14]); }},
+    {"measure", [](World &w) { return pkv_cache_measure(w.shifting, nullptr); }},
+    {"publish the statistics", [](World &w) { return pkv_cache_publish_stats(w.shifting, w.page_path); },
+     [](World &w) { pkv_cache_unpublish_stats(w.shifting); }},
     {"shift", [](World &w) { return pkv_sequence_shift(w.shifting, w.sequences[15], 2, 3, nullptr); }},
     {"a window that passes",
      [](World &w) { return pkv_sequence_append(w.shifting, w.sequences[15], w.tokens, 2 * kTokens, nullptr); }},
@@ -406,6 +434,7 @@ void run_world(bool with_faults) {
   World world;
   for (int64_t i = 0; i < 3 * kTokens; ++i) world.tokens[i] = 7 * i % kTokens;
   std::snprintf(world.path, sizeof world.path, "/tmp/pagedkv_faults_%d", static_cast<int>(getpid()));
+  std::snprintf(world.page_path, sizeof world.page_path, "%s_page", world.path);
   std::snprintf(world.tier_path, sizeof world.tier_path, "/tmp/pagedkv_faults_%d.tier", static_cast<int>(getpid()));
   for (const Call &call : kCalls) {
     for (int64_t nth = 0;; ++nth) {

@@ -141,6 +141,7 @@ static inline pkv_shortage get_shortage(void) {
     before_.refusals += (expected) == PKV_OUT_OF_BLOCKS || (expected) == PKV_NEVER_FITS \
                             ? after_.refusals - before_.refusals                      \
                             : 0;                                                      \
+    before_.device_free_bytes = after_.device_free_bytes;                             \
     CHECK(memcmp(&before_, &after_, sizeof before_) == 0);                            \
     CHECK_OK(pkv_cache_check(cache));                                                 \
   } while (0)

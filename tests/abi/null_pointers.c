@@ -190,6 +190,54 @@ static void test_prefixes(void) {
   pkv_cache_destroy(cache);
 }
 
+static void test_transfers(void) {
+  pkv_cache *cache = make_cache(NUM_BLOCKS);
+  const pkv_sequence sequence = open_sequence(cache, NULL, 0);
+  CHECK_OK(pkv_sequence_append(cache, sequence, kTokens, 6, NULL));
+  pkv_transfer transfer = 0;
+  pkv_sequence out = 0;
+  pkv_array blocks;
+  memset(&blocks, 0, sizeof blocks);
+  int64_t count = 0;
+  uint8_t digest[32];
+  pkv_memory_region region;
+  memset(&region, 0, sizeof region);
+  region.struct_size = sizeof region;
+  pkv_open_options options;
+  memset(&options, 0, sizeof options);
+  options.struct_size = sizeof options;
+  options.num_regions = 1;
+  CHECK_INVALID(pkv_transfer_send(NULL, sequence, 0, 1, NULL, &transfer, &blocks), "cache is NULL");
+  CHECK_INVALID(pkv_transfer_receive(NULL, 1, NULL, NULL, &transfer, &blocks), "cache is NULL");
+  CHECK_INVALID(pkv_transfer_commit(NULL, 1, kTokens, 1, NULL, &out), "cache is NULL");
+  CHECK_INVALID(pkv_transfer_quarantine(NULL, 1), "cache is NULL");
+  CHECK_INVALID(pkv_transfer_finish(NULL, 1), "cache is NULL");
+  CHECK_INVALID(pkv_cache_get_regions(NULL, &region, 1, &count), "cache is NULL");
+  CHECK_REFUSED(cache, pkv_transfer_send(cache, sequence, 0, 1, NULL, NULL, &blocks), PKV_INVALID_ARGUMENT, "out is NULL");
+  CHECK_REFUSED(cache, pkv_transfer_send(cache, sequence, 0, 1, NULL, &transfer, NULL), PKV_INVALID_ARGUMENT,
+                "out_blocks is NULL");
+  CHECK_REFUSED(cache, pkv_transfer_receive(cache, 1, NULL, NULL, NULL, &blocks), PKV_INVALID_ARGUMENT, "out is NULL");
+  CHECK_REFUSED(cache, pkv_transfer_receive(cache, 1, NULL, NULL, &transfer, NULL), PKV_INVALID_ARGUMENT,
+                "out_blocks is NULL");
+  CHECK_REFUSED(cache, pkv_transfer_receive(cache, 1, &options, NULL, &transfer, &blocks), PKV_INVALID_ARGUMENT,
+                "regions is NULL");
+  CHECK_REFUSED(cache, pkv_cache_get_regions(cache, NULL, 1, &count), PKV_INVALID_ARGUMENT, "out is NULL");
+  CHECK_REFUSED(cache, pkv_cache_get_regions(cache, &region, 1, NULL), PKV_INVALID_ARGUMENT, "out_count is NULL");
+  CHECK_OK(pkv_transfer_receive(cache, 1, NULL, NULL, &transfer, &blocks));
+  pkv_array_release(&blocks);
+  CHECK_REFUSED(cache, pkv_transfer_commit(cache, transfer, NULL, 1, NULL, &out), PKV_INVALID_ARGUMENT, "tokens is NULL");
+  CHECK_REFUSED(cache, pkv_transfer_commit(cache, transfer, kTokens, 1, NULL, NULL), PKV_INVALID_ARGUMENT, "out is NULL");
+  CHECK_OK(pkv_transfer_finish(cache, transfer));
+  pkv_cache_destroy(cache);
+
+  const pkv_layer_group group = make_group();
+  const pkv_layout layout = make_layout(&group), without_groups = make_layout(NULL);
+  CHECK_INVALID(pkv_layout_fingerprint(NULL, "m", 1, digest), "layout is NULL");
+  CHECK_INVALID(pkv_layout_fingerprint(&without_groups, "m", 1, digest), "groups is NULL");
+  CHECK_INVALID(pkv_layout_fingerprint(&layout, NULL, 1, digest), "model is NULL");
+  CHECK_INVALID(pkv_layout_fingerprint(&layout, "m", 1, NULL), "out is NULL");
+}
+
 static void test_sequence(void) {
   pkv_cache *cache = make_cache(NUM_BLOCKS);
   pkv_sequence sequence = 0, other = 0;
@@ -495,17 +543,35 @@ static void test_snapshots(void) {
   CHECK_OK(pkv_block_hash(NULL, 0, kTokens, 6, hash));
 }
 
+static void test_monitoring(void) {
+  pkv_cache *cache = make_cache(NUM_BLOCKS);
+  pkv_cache_fragmentation measured;
+  memset(&measured, 0, sizeof measured);
+  measured.struct_size = sizeof measured;
+  CHECK_INVALID(pkv_cache_measure(NULL, &measured), "cache is NULL");
+  CHECK_EQUAL(measured.held_blocks, 0);
+  CHECK_OK(pkv_cache_measure(cache, NULL));
+  CHECK_INVALID(pkv_cache_publish_stats(NULL, "/tmp/pagedkv_null_pointers"), "cache is NULL");
+  CHECK_REFUSED(cache, pkv_cache_publish_stats(cache, NULL), PKV_INVALID_ARGUMENT, "path is NULL");
+  CHECK_INVALID(pkv_cache_unpublish_stats(NULL), "cache is NULL");
+  pkv_cache_destroy(cache);
+  CHECK_OK(pkv_set_range_callbacks(NULL, NULL, NULL));
+  CHECK_INVALID(pkv_nvtx_enable(NULL), "path is NULL");
+}
+
 int main(void) {
   test_system();
   test_pool();
   test_layout_and_create();
   test_cache();
   test_prefixes();
+  test_transfers();
   test_sequence();
   test_many_sequences();
   test_batch();
   test_kernels();
   test_events();
   test_snapshots();
+  test_monitoring();
   return finish_checks();
 }

@@ -249,6 +249,26 @@ void test_batch_and_kernels() {
   CHECK(sequence.length() == 4);
 }
 
+void test_transfers() {
+  Cache cache(kLayout, 8, "host");
+  Sequence sender = cache.open();
+  sender.append({1, 2, 3, 4, 5});
+  const Transfer sending = cache.send(sender);
+  CHECK(sending.blocks.size() == 2 && cache.stats().num_transfers == 1);
+  cache.finish_transfer(sending.id);
+  const Transfer receiving = cache.receive(2);
+  CHECK(cache.stats().pending_blocks == 2 && receiving.blocks.size() == 2);
+  const Sequence received = cache.commit_transfer(receiving.id, {9, 8, 7, 6, 5});
+  CHECK(received.length() == 5 && received != 0);
+  const Transfer late = cache.receive(1);
+  cache.quarantine_transfer(late.id);
+  CHECK(status_of([&] { cache.commit_transfer(late.id, {1}); }) == PKV_BUSY);
+  cache.finish_transfer(late.id);
+  CHECK(status_of([&] { cache.finish_transfer(late.id); }) == PKV_NOT_FOUND);
+  CHECK(cache.regions()[0].num_blocks == cache.stats().num_blocks);
+  CHECK(kLayout.fingerprint().size() == 32 && kLayout.fingerprint() != kLayout.fingerprint({1, 2}));
+}
+
 }  // namespace
 
 int main() {
@@ -257,5 +277,6 @@ int main() {
   test_many_sequences();
   test_prefixes_and_namespaces();
   test_batch_and_kernels();
+  test_transfers();
   return num_failures > 0 ? EXIT_FAILURE : EXIT_SUCCESS;
 }

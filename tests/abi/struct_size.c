@@ -60,6 +60,16 @@ static pkv_status call_open(const void *options) {
   return status;
 }
 
+static pkv_status call_receive(const void *options) {
+  pkv_transfer transfer = 0;
+  pkv_array blocks;
+  const pkv_status status = pkv_transfer_receive(cache, 1, options, NULL, &transfer, &blocks);
+  if (status != PKV_OK) return status;
+  pkv_array_release(&blocks);
+  CHECK_OK(pkv_transfer_finish(cache, transfer));
+  return status;
+}
+
 static pkv_status call_open_many(const void *options) {
   pkv_sequence opened = 0;
   const int64_t counts[] = {0};
@@ -169,6 +179,11 @@ static pkv_status get_layer_info(void *out) {
 }
 static pkv_status get_pool_stats_into(void *out) { return pkv_pool_get_stats(pool, out); }
 static pkv_status get_cache_stats_into(void *out) { return pkv_cache_get_stats(cache, out); }
+static pkv_status get_region_into(void *out) {
+  int64_t count = 0;
+  return pkv_cache_get_regions(cache, out, 1, &count);
+}
+static pkv_status measure_into(void *out) { return pkv_cache_measure(cache, out); }
 static pkv_status get_info_into(void *out) { return pkv_sequence_get_info(cache, sequence, out); }
 static pkv_status get_namespace_stats_into(void *out) { return pkv_namespace_get_stats(cache, 0, out); }
 static pkv_status get_batch_info_into(void *out) { return pkv_batch_get_info(batch, out); }
@@ -234,6 +249,7 @@ int main(void) {
   TEST_OPTIONS(call_group, group, order);
   TEST_OPTIONS(call_cache_create, cache_options, device);
   TEST_OPTIONS(call_open, open_options, namespace_id);
+  TEST_OPTIONS(call_receive, open_options, namespace_id);
   TEST_OPTIONS(call_open_many, open_options, namespace_id);
   TEST_OPTIONS(call_batch_create, batch_options, max_tokens);
   TEST_OPTIONS(call_prepare, prepare_options, stream);
@@ -253,9 +269,12 @@ int main(void) {
   test_out("layer_info", get_layer_info, sizeof(pkv_layer_info), offsetof(pkv_layer_info, k_scale_offset));
   test_out("pool_stats", get_pool_stats_into, sizeof(pkv_pool_stats), offsetof(pkv_pool_stats, failures));
   test_out("cache_stats", get_cache_stats_into, sizeof(pkv_cache_stats), offsetof(pkv_cache_stats, hit_tokens));
+  test_out("memory_region", get_region_into, sizeof(pkv_memory_region), offsetof(pkv_memory_region, block_bytes));
   test_out("sequence_info", get_info_into, sizeof(pkv_sequence_info), offsetof(pkv_sequence_info, num_blocks));
   test_out("namespace_stats", get_namespace_stats_into, sizeof(pkv_namespace_stats),
            offsetof(pkv_namespace_stats, hit_tokens));
+  test_out("cache_fragmentation", measure_into, sizeof(pkv_cache_fragmentation),
+           offsetof(pkv_cache_fragmentation, free_tail_blocks));
   test_out("batch_info", get_batch_info_into, sizeof(pkv_batch_info), offsetof(pkv_batch_info, max_seq_len));
 
   /* Groups stand as far apart as the first one says; an odd distance is refused before it is used. */

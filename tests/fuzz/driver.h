@@ -4,6 +4,7 @@
 //   fuzz_sequences.cc: one sequence in a call            fuzz_prefixes.cc: prefixes, pins, namespaces, eviction
 //   fuzz_steps.cc: prepare, tables, discard              fuzz_snapshots.cc: save and load
 //   fuzz_batches.cc: many sequences in a call            fuzz_reports.cc: texts, statistics, events
+//   fuzz_transfers.cc: blocks on their way out or in
 #pragma once
 
 #include <memory>
@@ -51,6 +52,7 @@ class Driver {
 
  private:
   static constexpr int kNumBatches = 2;
+  static constexpr int64_t kMostTransfers = 3;
   static constexpr int64_t kMostSequences = 8, kMostPerStep = 6, kMostTokensPerStep = 128;
   static constexpr int64_t kLong = int64_t{1} << 40;  // milliseconds that never pass
 
@@ -129,6 +131,15 @@ class Driver {
   void reset();
   void zero();
 
+  // fuzz_transfers.cc
+  void send();
+  void receive();
+  void commit_transfer();
+  void quarantine();
+  void finish_transfer();
+  Transfer &pick_transfer();
+  void forget_transfer(Transfer *transfer);
+
   // fuzz_snapshots.cc
   void save_sequence();
   void save_prefixes();
@@ -139,6 +150,7 @@ class Driver {
   void explain_block();
   void explain_sequence();
   void format_stats();
+  void measure();
   void read_namespaces();
   void check_namespaces();
   void read_events();

@@ -38,7 +38,10 @@ const Driver::Call Driver::kCalls[] = {
     {"evict_to_low_water", &Driver::evict_to_low_water, 1}, {"preempt", &Driver::preempt, 1},
     {"reset", &Driver::reset, 1}, {"zero", &Driver::zero, 1}, {"save_sequence", &Driver::save_sequence, 1},
     {"save_prefixes", &Driver::save_prefixes, 1}, {"explain_block", &Driver::explain_block, 1},
+    {"send", &Driver::send, 2}, {"receive", &Driver::receive, 2}, {"commit_transfer", &Driver::commit_transfer, 3},
+    {"quarantine", &Driver::quarantine, 1}, {"finish_transfer", &Driver::finish_transfer, 3},
     {"explain_sequence", &Driver::explain_sequence, 1}, {"format_stats", &Driver::format_stats, 1},
+    {"measure", &Driver::measure, 1},
 };
 
 Driver::Driver(const uint8_t *data, size_t size) : bytes_(data, size) {
@@ -98,6 +101,11 @@ void Driver::run() {
     check_namespaces();
   }
   close_all();
+  while (!model_->transfers.empty()) {
+    before_ = model_->stats();
+    finish_transfer();
+    model_->check();
+  }
   REQUIRE(pkv_cache_reset(cache_) == PKV_OK);
   model_->pins.clear();
   read_events();
@@ -139,6 +147,8 @@ void Driver::check_refusal(pkv_status status, bool has_protected_blocks) {
     REQUIRE(shortage.available == available || is_over_quota || has_protected_blocks);
     now.refusals = before_.refusals;
   }
+  now.device_free_bytes = before_.device_free_bytes;
+  if (status == PKV_OK) now.saved_bytes = before_.saved_bytes;
   REQUIRE(std::memcmp(&now, &before_, sizeof now) == 0);
 }
 

@@ -56,6 +56,41 @@ void Driver::format_stats() {
   check_refusal(PKV_OK);
 }
 
+// Fragmentation is what the tables say; nothing else changes.
+void Driver::measure() {
+  pkv_cache_fragmentation measured = {};
+  measured.struct_size = sizeof measured;
+  REQUIRE(pkv_cache_measure(cache_, &measured) == PKV_OK);
+  std::vector<int64_t> filled(static_cast<size_t>(setup_.num_blocks), -1);  // -1: held by no sequence
+  int64_t num_reserved = 0;
+  for (const Sequence &sequence : model_->sequences) {
+    const std::vector<int32_t> table = model_->blocks(sequence);
+    for (size_t i = 0; i < table.size(); ++i) {
+      const int64_t left = sequence.length() - static_cast<int64_t>(i) * setup_.block_size;
+      num_reserved += left <= 0;
+      if (table[i] < 0) continue;
+      filled[table[i]] = std::max(filled[table[i]], std::min<int64_t>(std::max<int64_t>(left, 0), setup_.block_size));
+    }
+  }
+  const pkv_cache_stats now = model_->stats();
+  REQUIRE(measured.held_blocks == now.held_blocks && measured.reserved_blocks == num_reserved);
+  REQUIRE(now.unused_slots == measured.unused_slots && now.free_tail_blocks == measured.free_tail_blocks);
+  REQUIRE(measured.longest_free_run >= measured.free_tail_blocks);
+  if (now.num_pins == 0 && now.num_transfers == 0) {
+    int64_t num_unused = 0, num_runs = 0, tail = 0;
+    for (size_t block = 0; block < filled.size(); ++block) {
+      num_runs += filled[block] < 0 && (block == 0 || filled[block - 1] >= 0);
+      tail = filled[block] < 0 ? tail + 1 : 0;
+      if (filled[block] >= 0) num_unused += setup_.block_size - filled[block];
+    }
+    REQUIRE(measured.unused_slots == num_unused && measured.num_free_runs == num_runs);
+    REQUIRE(measured.free_tail_blocks == tail);
+  }
+  before_.unused_slots = now.unused_slots;
+  before_.free_tail_blocks = now.free_tail_blocks;
+  check_refusal(PKV_OK);
+}
+
 void Driver::read_namespaces() {
   for (int id = 0; id < kNumNamespaces; ++id) {
     pkv_namespace_stats stats = {};
@@ -84,7 +119,7 @@ void Driver::check_namespaces() {
     const int64_t most = std::max(stats.quota, before.held_blocks + before.cached_blocks);
     REQUIRE(stats.quota == 0 || stats.held_blocks + stats.cached_blocks <= most);
   }
-  REQUIRE(num_held == all.held_blocks && num_cached == all.cached_blocks && num_found == all.num_namespaces);
+  REQUIRE(num_held == all.held_blocks + all.pending_blocks && num_cached == all.cached_blocks && num_found == all.num_namespaces);
 }
 
 void Driver::read_events() {

@@ -177,6 +177,12 @@ void Model::write(const Sequence &sequence, int64_t first, bool is_garbage) cons
   }
 }
 
+void Model::deliver(const std::vector<int32_t> &blocks, const std::vector<uint64_t> &rows) const {
+  for (size_t i = 0; i < rows.size(); ++i) {
+    memory_.write(blocks[i / setup_.block_size], static_cast<int64_t>(i) % setup_.block_size, rows[i]);
+  }
+}
+
 bool Model::has_released_blocks(const Sequence &sequence) const {
   const std::vector<int32_t> table = blocks(sequence);
   return std::find(table.begin(), table.end(), -1) != table.end();
@@ -205,6 +211,32 @@ void Model::check_sequence(const Sequence &sequence) const {
   }
 }
 
+void Model::check_transfers(const std::set<int32_t> &held) const {
+  const pkv_cache_stats counts = stats();
+  int64_t num_quarantined = 0, num_receiving = 0;
+  std::set<int32_t> free_of_sequences;
+  for (const Transfer &transfer : transfers) {
+    for (size_t i = 0; i < transfer.rows.size(); ++i) {
+      const int64_t position = static_cast<int64_t>(i);
+      REQUIRE(memory_.holds(transfer.blocks[i / setup_.block_size], position % setup_.block_size, transfer.rows[i]));
+    }
+    for (const int32_t block : transfer.blocks) {
+      if (held.count(block) == 0) free_of_sequences.insert(block);
+      if (!transfer.is_receiving) continue;
+      REQUIRE(held.count(block) == 0);
+      for (int64_t offset = 0; offset < setup_.block_size; ++offset) memory_.write(block, offset, ~uint64_t{0});
+    }
+    const int64_t count = static_cast<int64_t>(transfer.blocks.size());
+    if (transfer.is_receiving) num_receiving += count;
+    if (transfer.is_quarantined) num_quarantined += count;
+  }
+  const int64_t most_pending = static_cast<int64_t>(free_of_sequences.size());
+  REQUIRE(counts.num_transfers == static_cast<int64_t>(transfers.size()));
+  REQUIRE(counts.quarantined_blocks == num_quarantined);
+  REQUIRE(counts.pending_blocks <= most_pending);
+  REQUIRE(counts.pending_blocks >= std::max(num_receiving, most_pending - counts.pinned_blocks));
+}
+
 void Model::check() const {
   REQUIRE(pkv_cache_check(cache_) == PKV_OK);
   std::set<int32_t> held;
@@ -214,6 +246,7 @@ void Model::check() const {
       if (block != -1) held.insert(block);
     }
   }
+  check_transfers(held);
   for (const Pin &pin : pins) {
     Prompt prompt = pin.prompt;
     prompt.tokens.push_back(0);

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdint>
+#include <set>
 #include <vector>
 
 #include "pagedkv/pagedkv.h"
@@ -58,6 +59,14 @@ struct Pin {
   int64_t num_tokens;  // of it that are pinned
 };
 
+struct Transfer {
+  pkv_transfer id = 0;
+  bool is_receiving = false, is_quarantined = false;
+  std::vector<int32_t> blocks;
+  std::vector<uint64_t> rows;  // that are sent, from the first slot of the blocks on
+  Prompt prompt;               // that is received
+};
+
 // The row of a token stands in the first bytes of its V, and a part of it in those dims of its K that no rope turns.
 class RowMemory {
  public:
@@ -84,6 +93,7 @@ class Model {
 
   std::vector<Sequence> sequences;
   std::vector<Pin> pins;
+  std::vector<Transfer> transfers;
   std::array<uint64_t, kNumNamespaces> epochs = {};
   std::array<int64_t, kNumNamespaces> quotas = {};
 
@@ -98,8 +108,11 @@ class Model {
   // Rows of a sequence's tokens from `first` on go into its blocks; with is_garbage wrong ones, as of a failed step.
   void write(const Sequence &sequence, int64_t first, bool is_garbage = false) const;
 
-  // Every sequence has its length and its rows, every count its value, every pin its blocks, and the cache passes its
-  // own audit.
+  // Rows into blocks that no sequence has yet.
+  void deliver(const std::vector<int32_t> &blocks, const std::vector<uint64_t> &rows) const;
+
+  // Every sequence has its length and its rows, every count its value, every pin its blocks, every transfer those rows
+  // that it sends, and the cache passes its own audit. Then something lands in the blocks that are being received.
   void check() const;
 
   // The least that a prefix lookup must find: what open sequences have settled in full blocks.
@@ -112,6 +125,7 @@ class Model {
 
  private:
   void check_sequence(const Sequence &sequence) const;
+  void check_transfers(const std::set<int32_t> &held) const;
 
   pkv_cache *const cache_;
   const RowMemory memory_;

@@ -67,6 +67,7 @@ class Machine(RuleBasedStateMachine):
                                    prefix_caching=prefix_caching, low_water=low_water, event_capacity=1000, hash_seed=1)
         self.batch = self.cache.batch(max_sequences=8, max_tokens=96, formats=("table", "csr"))
         self.items, self.pins, self.prompts = [], [], [[]]
+        self.transfers = []  # (transfer, scopes of what is received)
         self.snapshot = None
         self.findable = {}  # hash -> block, from the events
 
@@ -315,13 +316,67 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def reset(self):
-        if self.items:
+        if self.items or self.transfers:
             with pytest.raises(pagedkv.BusyError):
                 self.cache.reset()
         else:
             self.cache.reset()
             self.pins = []
             assert self.cache.num_cached_blocks == 0
+
+    # -- transfers -------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.items and len(self.transfers) < 4)
+    @rule(data=st.data())
+    def send(self, data):
+        item = self.one(data)
+        start, end = (data.draw(st.integers(0, len(item.tokens))) for _ in "se")
+        transfer = self.attempt(lambda: self.cache.send(item.seq, start, end), pagedkv.InvalidArgumentError)
+        first, last = start // self.block_size, -(-end // self.block_size)
+        table = item.seq.blocks.tolist()[first:last]
+        assert (transfer is not None) == (start < end and -1 not in table)
+        if transfer is not None:
+            assert transfer.blocks.tolist() == table
+            self.transfers.append((transfer, None))
+
+    @precondition(lambda self: len(self.transfers) < 4)
+    @rule(count=st.integers(1, 13), namespace=NAMESPACES, salts=SALTS)
+    def receive(self, count, namespace, salts):
+        pending = self.cache.stats()["pending_blocks"]
+        transfer = self.attempt(lambda: self.cache.receive(count, namespace=namespace, salts=salts))
+        if transfer is not None:
+            self.transfers.append((transfer, (namespace, tuple(salts or ()))))
+            assert self.cache.stats()["pending_blocks"] == pending + count
+
+    @precondition(lambda self: self.transfers and len(self.items) < 8)
+    @rule(data=st.data(), tokens=TOKENS)
+    def commit_transfer(self, data, tokens):
+        entry = data.draw(st.sampled_from(self.transfers))
+        transfer, scopes = entry
+        prompt = self.prompt(data, tokens)
+        refusals = [pagedkv.InvalidArgumentError] if scopes is None or len(prompt) > len(transfer.blocks) * self.block_size else []
+        if transfer.is_quarantined and scopes is not None:
+            refusals = [pagedkv.BusyError]
+        seq = self.attempt(lambda: transfer.commit(prompt), *refusals or (NeverRaised,))
+        assert (seq is None) == bool(refusals)
+        if seq is not None:
+            self.transfers.remove(entry)
+            self.items.append(Item(seq, scopes, prompt))
+            assert seq.settled_length == len(prompt) and not transfer.is_open
+
+    @precondition(lambda self: self.transfers)
+    @rule(data=st.data())
+    def quarantine(self, data):
+        data.draw(st.sampled_from(self.transfers))[0].quarantine()
+
+    @precondition(lambda self: self.transfers)
+    @rule(data=st.data())
+    def finish_transfer(self, data):
+        entry = data.draw(st.sampled_from(self.transfers))
+        self.transfers.remove(entry)
+        entry[0].finish()
+        with pytest.raises(pagedkv.NotFoundError):
+            entry[0].finish()
 
     # -- snapshots and reports -------------------------------------------------------------------------------------
 
@@ -387,7 +442,11 @@ class Machine(RuleBasedStateMachine):
                 first = 0 if item.num_exact is None and other.num_exact is None else index * self.block_size
                 assert other_index == index and item.tokens[first:end] == other.tokens[first:end]
         stats = self.cache.stats()
-        assert stats["uncached_blocks"] + stats["cached_blocks"] + stats["held_blocks"] == self.cache.num_blocks
+        pending = {block for transfer, _ in self.transfers for block in transfer.blocks.tolist()} - held
+        assert len(pending) - stats["pinned_blocks"] <= stats["pending_blocks"] <= len(pending)
+        assert stats["uncached_blocks"] + stats["cached_blocks"] + stats["held_blocks"] + stats["pending_blocks"] == \
+            self.cache.num_blocks
+        assert stats["num_transfers"] == len(self.transfers)
         assert len(held) <= stats["held_blocks"] <= len(held) + stats["pinned_blocks"]
         assert stats["num_sequences"] == len(self.items) and stats["num_pins"] == len(self.pins)
         for _, prompt, namespace in self.pins:
@@ -410,6 +469,8 @@ class Machine(RuleBasedStateMachine):
     def teardown(self):
         if hasattr(self, "cache"):
             self.cache.close_many([item.seq for item in self.items])
+            for transfer, _ in self.transfers:
+                transfer.finish()
             self.cache.reset()
             assert self.cache.num_free_blocks == self.cache.num_blocks and self.cache.num_cached_blocks == 0
 

@@ -53,7 +53,8 @@ def parse(text):
 # Statistics that are not under their own name, and what they are called.
 NAMES = {"registered": "registered_blocks", "num_events": "events", "device": "device_info"}
 COUNTERS = {"queried_tokens", "hit_tokens", "appended_tokens", "registered", "evictions", "copies", "prepares", "refusals",
-            "partial_hit_tokens", "released_blocks", "num_events", "dropped_events"}
+            "partial_hit_tokens", "released_blocks", "num_events", "dropped_events", "copied_bytes", "uploaded_bytes",
+            "saved_bytes", "loaded_bytes"}
 
 
 def test_json_is_stats(used):
@@ -76,6 +77,8 @@ def test_prometheus_says_what_stats_says(used):
             assert (kind, samples) == ("gauge", {("", '{device="host"}'): 1})
         elif key == "reuse_distance":
             assert kind == "histogram"
+        elif key == "device_free_bytes":
+            assert kind == "gauge" and 0 < samples["", None] <= stats["device_total_bytes"]  # asked for the text
         else:
             assert kind == ("counter" if key in COUNTERS else "gauge")
             assert samples == {("", None): int(value)}

@@ -51,7 +51,8 @@ def test_the_package_is_typed():
     assert any((folder / "py.typed").exists() for folder in FOLDERS)
 
 
-@pytest.mark.parametrize("module", [*MODULES, "_arrays", "_dlpack", "_events", "_prompt", "_snapshot", "_tensors"])
+@pytest.mark.parametrize("module", [*MODULES, "_arrays", "_dlpack", "_events", "_monitor", "_prompt", "_snapshot", "_tensors",
+                                     "_transfer"])
 def test_every_module_has_a_stub(module):
     assert read_stub(module)
     assert importlib.import_module(f"pagedkv.{module}").__doc__

@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 #include <doctest/doctest.h>
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -151,4 +152,35 @@ TEST_CASE("the caller's device stays") {
   cudaPointerAttributes attributes = {};
   REQUIRE(cudaPointerGetAttributes(&attributes, memory.memory.base) == cudaSuccess);
   CHECK(attributes.device == last);
+}
+
+// Also of calls that CUDA refuses for other reasons than memory. An unmapped address is refused before anything runs.
+TEST_CASE("no failure leaves an error of CUDA behind") {
+  if (!has_device()) return;
+  Backend *backend = open_first();
+  const Memory good(backend, 4096);
+  char bytes[64] = {};
+  std::unique_ptr<TableUploader> uploader;
+  const auto check_clean = [&](Status status, Status expected) {
+    CHECK(status == expected);
+    CHECK(std::string(last_error()).find('\n') == std::string::npos);
+    CHECK(cudaPeekAtLastError() == cudaSuccess);
+    CHECK(backend->upload(good.memory.base, bytes, sizeof bytes) == PKV_OK);
+    CHECK(backend->wait(nullptr) == PKV_OK);
+    CHECK(cudaPeekAtLastError() == cudaSuccess);
+  };
+  DeviceMemory memory;
+  check_clean(backend->allocate_memory(uint64_t{1} << 50, &memory), PKV_OUT_OF_MEMORY);
+  DeviceMemory small = good.memory;
+  Status status = backend->resize_memory(&small, uint64_t{1} << 50);
+  CHECK((status == PKV_OUT_OF_MEMORY || status == PKV_UNSUPPORTED));
+  check_clean(status, status);
+  // Pinned memory that no machine has: the driver says so, or that the size is wrong.
+  status = backend->create_table_uploader(uint64_t{1} << 50, &uploader);
+  CHECK((status == PKV_OUT_OF_MEMORY || status == PKV_DEVICE_ERROR));
+  check_clean(status, status);
+  CHECK(uploader == nullptr);
+  check_clean(backend->upload(nullptr, bytes, sizeof bytes), PKV_DEVICE_ERROR);
+  check_clean(backend->download(bytes, nullptr, sizeof bytes, nullptr), PKV_DEVICE_ERROR);
+  check_clean(backend->fill(nullptr, 0, sizeof bytes), PKV_DEVICE_ERROR);
 }

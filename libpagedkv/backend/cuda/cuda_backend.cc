@@ -57,7 +57,12 @@ Status CudaBackend::query(DeviceInfo *out) {
   const ContextScope scope(context_);
   PKV_TRY(scope.status());
   size_t free_bytes = 0, total_bytes = 0;
-  PKV_TRY_CUDA(cudaMemGetInfo(&free_bytes, &total_bytes));
+  // Whoever asks must not break the capture of a graph in another thread.
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  PKV_TRY_CUDA(cudaThreadExchangeStreamCaptureMode(&mode));
+  const cudaError_t error = cudaMemGetInfo(&free_bytes, &total_bytes);
+  cudaThreadExchangeStreamCaptureMode(&mode);
+  if (error != cudaSuccess) return fail_cuda(error, "cudaMemGetInfo");
   *out = {};
   std::memcpy(out->device, device_, sizeof device_);
   std::memcpy(out->name, name_, sizeof name_);
@@ -103,6 +108,10 @@ Status CudaBackend::allocate_cuda(uint64_t bytes, void **out) {
 
 void CudaBackend::release_memory(DeviceMemory *memory) {
   if (memory->base == nullptr) return;
+  if (is_cuda_lost()) {  // it is the parent's; the mutex may be locked by a thread that is not here
+    *memory = {};
+    return;
+  }
   void *allocation = nullptr;
   {
     std::lock_guard<std::mutex> lock(mutex_);

@@ -1,6 +1,9 @@
 #include "backend/cuda/device_context.h"
 
+#include <atomic>
+
 #include "backend/cuda/cuda_status.h"
+#include "base/fork.h"
 
 namespace pkv {
 namespace {
@@ -54,7 +57,17 @@ Status fail_driver(const char *what, CUresult error) {
               name == nullptr ? "unknown error" : name);
 }
 
+constexpr int64_t kUnused = -1;
+std::atomic<int64_t> first_use{kUnused};  // fork_count() then
+
 }  // namespace
+
+bool is_cuda_lost() {
+  const int64_t now = fork_count();
+  int64_t expected = first_use.load(std::memory_order_relaxed);
+  if (expected != kUnused) return expected != now;
+  return !first_use.compare_exchange_strong(expected, now) && expected != now;
+}
 
 Status retain_context(int ordinal, CUcontext *out) {
   if (!driver().is_complete) return fail(PKV_UNSUPPORTED, "cuda:%d: the driver lacks a needed function", ordinal);
@@ -66,7 +79,8 @@ Status retain_context(int ordinal, CUcontext *out) {
   return PKV_OK;
 }
 
-ContextScope::ContextScope(CUcontext context) : result_(driver().push_context(context)) {}
+ContextScope::ContextScope(CUcontext context)
+    : result_(is_cuda_lost() ? CUDA_ERROR_NOT_INITIALIZED : driver().push_context(context)) {}
 
 ContextScope::~ContextScope() {
   CUcontext popped = nullptr;
@@ -74,7 +88,9 @@ ContextScope::~ContextScope() {
 }
 
 Status ContextScope::status() const {
-  return result_ == CUDA_SUCCESS ? PKV_OK : fail_driver("cuCtxPushCurrent", result_);
+  if (result_ == CUDA_SUCCESS) return PKV_OK;
+  if (is_cuda_lost()) return fail(PKV_DEVICE_ERROR, "used after fork(): CUDA does not survive it");
+  return fail_driver("cuCtxPushCurrent", result_);
 }
 
 }  // namespace pkv

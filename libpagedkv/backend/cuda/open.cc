@@ -8,6 +8,7 @@
 
 #include "backend/cuda/cuda.h"
 #include "backend/cuda/cuda_backend.h"
+#include "backend/cuda/device_context.h"
 
 namespace pkv {
 namespace {
@@ -33,6 +34,10 @@ void count_devices(pkv_cuda_info *out) {
   out->struct_size = struct_size;
   out->is_built = 1;
   out->built_version = CUDART_VERSION;
+  if (is_cuda_lost()) {
+    give_reason(out, "used after fork(): CUDA was used before it and does not survive it; start processes by spawn or exec");
+    return;
+  }
   int driver_version = 0, num_devices = 0;
   if (cudaDriverGetVersion(&driver_version) != cudaSuccess) driver_version = 0;
   const cudaError_t error = cudaGetDeviceCount(&num_devices);

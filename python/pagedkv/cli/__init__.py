@@ -1,4 +1,4 @@
-"""The command line: `pagedkv info`, `pagedkv replay` and `pagedkv lab`.
+"""The command line: `pagedkv info`, `pagedkv replay`, `pagedkv lab` and `pagedkv top`.
 
 Errors are one line on stderr and exit status 2; a check that fails (`replay --attend`, or of a
 recording) is exit status 1; Ctrl-C is 130.
@@ -76,6 +76,7 @@ def _make_parser():
     _add_info(commands)
     _add_replay(commands)
     _add_lab(commands)
+    _add_top(commands)
     return parser
 
 
@@ -175,6 +176,22 @@ def _add_lab(commands):
     parser.set_defaults(run=_run_lab)
 
 
+def _add_top(commands):
+    parser = commands.add_parser(
+        "top",
+        help="Watch the caches of running processes.",
+        description="A live view of the caches of running processes that publish their statistics "
+        "(cache.publish_stats()). Reading them does not disturb the processes. Ends with Ctrl-C.",
+        epilog="Pages are looked for where PAGEDKV_STATS_DIR says, else in /dev/shm; those that a process left behind "
+        "when it was killed are removed. With --json there is an object a line for each refresh.")
+    parser.add_argument("--pid", type=_positive, metavar="N", help="of this process only")
+    parser.add_argument("--interval", type=_seconds, default=1.0, metavar="SECONDS", help="between refreshes, and what "
+                        "rates are over (default 1)")
+    parser.add_argument("--once", action="store_true", help="one interval, one result")
+    _add_json(parser)
+    parser.set_defaults(run=_run_top)
+
+
 def _add_json(parser):
     parser.add_argument("--json", metavar="FILE", help="write the result there as JSON; - is standard output, and "
                         "then nothing else is printed")
@@ -195,6 +212,16 @@ def _parse_integer(text, smallest):
         value = smallest - 1
     if not smallest <= value < 1 << 62:
         raise argparse.ArgumentTypeError(f"a whole number of at least {smallest} is needed, not {text!r}")
+    return value
+
+
+def _seconds(text):
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.01 <= value <= 86400:
+        raise argparse.ArgumentTypeError(f"a number of seconds from 0.01 to 86400 is needed, not {text!r}")
     return value
 
 
@@ -238,3 +265,9 @@ def _run_lab(arguments):
     from pagedkv.cli import lab_command
 
     return lab_command.run(arguments)
+
+
+def _run_top(arguments):
+    from pagedkv.cli import top
+
+    return top.run(arguments)

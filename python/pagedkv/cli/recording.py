@@ -51,6 +51,11 @@ CALLS = {
     82: ("unpin", "u", ""),
     83: ("invalidate", "u", "s"),
     84: ("set_quota", "us", ""),
+    96: ("send", "uss", "u"),
+    97: ("receive", "so", "u"),
+    98: ("commit_transfer", "ui", "u"),
+    99: ("quarantine", "u", ""),
+    100: ("finish_transfer", "u", ""),
 }
 
 # What a checkpoint counts; from queried_tokens on since the beginning of the recording.

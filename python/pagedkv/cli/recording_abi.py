@@ -71,6 +71,11 @@ class Shortage(_Struct):
     _fields_ = [("struct_size", ctypes.c_size_t), ("needed", SIGNED), ("available", SIGNED), ("index", SIGNED)]
 
 
+class Array(ctypes.Structure):
+    _fields_ = [("data", POINTER), ("dtype", ctypes.c_int), ("ndim", ctypes.c_int32), ("shape", SIGNED * 2),
+                ("strides", SIGNED * 2), ("owner", POINTER)]
+
+
 def _make_open_options(options):
     """The struct, and what it points to; NULL where it would say nothing, as older versions know no regions."""
     if options is None:
@@ -93,7 +98,7 @@ class RawCache:
         self._functions = {}
         self._path = recording.path
         self._empty = np.zeros(1, dtype=np.int64)
-        self._id, self._numbers = UNSIGNED(), (SIGNED(), SIGNED())
+        self._id, self._numbers, self._array = UNSIGNED(), (SIGNED(), SIGNED()), Array()
         self._batches = {}
         self.manager_ns = 0
         options = recording.options
@@ -320,6 +325,34 @@ class RawCache:
 
     def _call_unpin(self, pin):
         return self._run("prefix_unpin", (POINTER, UNSIGNED), self._cache, pin), []
+
+    def _call_send(self, sequence, start, end):
+        status, _ = self._on_sequence("transfer_send", sequence, (SIGNED, SIGNED, POINTER, POINTER, POINTER), start,
+                                      end, STREAM_OF_SEQUENCE, *self._out(self._id), ctypes.addressof(self._array))
+        return status, [self._take_id_of_array(status)]
+
+    def _call_receive(self, num_blocks, options):
+        struct, _regions = _make_open_options(options)
+        status = self._run("transfer_receive", (POINTER, SIGNED, POINTER, POINTER, POINTER, POINTER), self._cache,
+                           num_blocks, ctypes.addressof(struct), None, *self._out(self._id),
+                           ctypes.addressof(self._array))
+        return status, [self._take_id_of_array(status)]
+
+    def _take_id_of_array(self, status):
+        if status == OK:
+            self._find("array_release", POINTER, result=None)(ctypes.addressof(self._array))
+        return self._id.value
+
+    def _call_commit_transfer(self, transfer, tokens):
+        status = self._run("transfer_commit", (POINTER, UNSIGNED, POINTER, SIGNED, POINTER, POINTER), self._cache,
+                           transfer, self._pointer(tokens), tokens.count, None, *self._out(self._id))
+        return status, [self._id.value]
+
+    def _call_quarantine(self, transfer):
+        return self._run("transfer_quarantine", (POINTER, UNSIGNED), self._cache, transfer), []
+
+    def _call_finish_transfer(self, transfer):
+        return self._run("transfer_finish", (POINTER, UNSIGNED), self._cache, transfer), []
 
     def _call_invalidate(self, namespace):
         count = self._numbers[0]

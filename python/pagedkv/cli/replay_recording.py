@@ -24,7 +24,8 @@ EVICTIONS = ("lru", "lfu", "priority", "fifo", "slru", "s3fifo")
 MACHINE_FAILURES = (3, 8, 9)
 # Field of the sequence or sequences; in calls on many the arrays beside them, and (flat array, its counts).
 ON_ONE = {"rematch": 0, "fork": 0, "reserve": 0, "append": 0, "commit": 0, "truncate": 0, "close": 0, "shift": 0,
-          "set_retention": 0}
+          "set_retention": 0, "send": 0}
+ON_TRANSFER = ("commit_transfer", "quarantine", "finish_transfer")
 ON_MANY = {"fork_many": (0, [1], []), "commit_many": (0, [1], [(2, 1)]), "truncate_many": (0, [1], []),
            "close_many": (0, [], []), "reorder": (0, [1], []), "accept": (0, [1, 2], [(3, 2)]),
            "prepare": (1, [2], [(3, 2)])}
@@ -117,7 +118,7 @@ class RecordingReplay:
         if not self._ids:
             return record.fields
         fields = list(record.fields)
-        where = ON_ONE.get(record.name, 0 if record.name == "unpin" else None)
+        where = ON_ONE.get(record.name, 0 if record.name == "unpin" or record.name in ON_TRANSFER else None)
         if where is not None:
             fields[where] = self._ids.get(fields[where], fields[where])
         elif record.name in ON_MANY:
@@ -161,7 +162,7 @@ class RecordingReplay:
 
     def _note_success(self, record, results):
         name, fields = record.name, record.fields
-        if name in ("open", "pin", "fork"):
+        if name in ("open", "pin", "fork", "send", "receive", "commit_transfer"):
             self._note_ids(record.results[0], results[0])
         if name in ("open_many", "fork_many"):
             self._note_ids(record.results[0], results[0])
