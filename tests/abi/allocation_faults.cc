@@ -130,7 +130,7 @@ std::string describe(const World &world) {
                   static_cast<long long>(stats.frees));
     text += line;
   }
-  for (pkv_cache *cache : {world.cache, world.shifting}) {
+  for (pkv_cache *cache : {world.cache, world.shifting, world.tiered}) {
     if (cache == nullptr) continue;
     CHECK_OK(pkv_cache_check(cache));
     pkv_cache_stats stats = get_cache_stats(cache);
