@@ -22,7 +22,7 @@ struct DeviceMemory {
 };
 
 struct DeviceInfo {
-  char device[16];  // "host", "cuda:0"
+  char device[16];  // "host", "host:1", "cuda:0"
   char name[128];
   uint64_t total_bytes;
   uint64_t free_bytes;
@@ -46,13 +46,15 @@ using DeviceEvent = void *;
 
 class Backend {
  public:
-  virtual const char *device() const = 0;  // "host", "cuda:0"
+  virtual const char *device() const = 0;  // "host", "host:1", "cuda:0"
   virtual bool is_host() const = 0;
   virtual Status query(DeviceInfo *out) = 0;
 
   // OUT_OF_MEMORY, with the numbers, when the device has not so much free memory. Contents are undefined.
   virtual Status allocate_memory(uint64_t bytes, DeviceMemory *out) = 0;
   virtual void release_memory(DeviceMemory *memory) = 0;  // empty memory is a no-op
+  // INVALID_ARGUMENT if memory that a caller gave, [bytes], is not of this device. What cannot be told passes.
+  virtual Status check_adopted(const void *, uint64_t) { return PKV_OK; }
   // Grows or shrinks without moving; contents up to the smaller size are kept.
   virtual Status resize_memory(DeviceMemory *memory, uint64_t bytes) = 0;
 
@@ -95,6 +97,8 @@ class Backend {
   virtual uint64_t attend_workspace_bytes(int32_t head_dim) = 0;
 
   virtual Status copy_blocks(const CopyBlocksParams &params, pkv_stream stream) = 0;
+  // Copies blocks of another device here; done at return. Nothing queued on either device uses them.
+  virtual Status copy_from_peer(Backend *source, const PeerCopyParams &params) = 0;
   virtual Status move_rows(const MoveRowsParams &params, pkv_stream stream) = 0;
   virtual Status zero_blocks(const ZeroBlocksParams &params, pkv_stream stream) = 0;
   virtual Status write_kv(const WriteKvParams &params, pkv_stream stream) = 0;
@@ -121,7 +125,7 @@ class Origin {
   const uint32_t fork_count_;
 };
 
-// Finds the backend for "host", "cuda", "cuda:N", "auto" or nullptr (auto). INVALID_ARGUMENT for another name,
+// Finds the backend for "host", "host:N", "cuda", "cuda:N", "auto" or nullptr (auto). INVALID_ARGUMENT for another name,
 // UNSUPPORTED with the reason where the device does not work here.
 Status open_backend(const char *device, Backend **out);
 

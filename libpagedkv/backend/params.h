@@ -142,6 +142,16 @@ struct CopyBlocksParams {
   bool is_disjoint;             // no destination is also a source
 };
 
+// Whole blocks of a cache of another device of the same kind.
+struct PeerCopyParams {
+  const void *source_base;      // there
+  void *base;                   // here
+  uint64_t block_bytes;         // of both
+  const int32_t *sources;       // [count], on the host
+  const int32_t *destinations;  // [count], on the host, each at most once
+  int64_t count;
+};
+
 // Neighbouring slots of one block that go to neighbouring slots of one block.
 struct MoveRun {
   int64_t source, destination;  // first slots

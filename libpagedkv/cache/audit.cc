@@ -164,7 +164,7 @@ Status Cache::explain(int32_t block, std::string *out) const {
     for (int32_t i = 0; i < sequence.num_blocks; ++i) {
       if (sequence.table[i] != block) continue;
       json.begin_object();
-      json.key("sequence").value((static_cast<uint64_t>(sequence.generation) << 32) | index);
+      json.key("sequence").value(id_of(static_cast<uint32_t>(index)));
       json.key("tag").value(sequence.tag);
       json.key("priority").value(static_cast<int64_t>(sequence.priority));
       json.key("index").value(static_cast<int64_t>(i));

@@ -63,24 +63,38 @@ Batch::Batch(std::shared_ptr<Cache> cache, const BatchOptions &options)
     if (columns > 0 && !checked_multiply(options.max_sequences, columns, &num_indices)) throw std::bad_alloc();
     indices_ = SharedArray<int32_t>(num_indices);
   }
+  if (options.has_places) {
+    sequence_places_ = SharedArray<int64_t>(options.max_sequences);
+    token_places_ = SharedArray<int64_t>(options.max_tokens);
+  }
   if ((options.formats & PKV_FORMAT_POINTERS) != 0) {
-    block_pointers_ = SharedArray<int64_t>(cache_->num_blocks());
-    const int64_t base = static_cast<int64_t>(reinterpret_cast<intptr_t>(cache_->pool().base()));
-    for (int64_t block = 0; block < cache_->num_blocks(); ++block) {
-      block_pointers_[block] = base + block * static_cast<int64_t>(cache_->layout().block_bytes());
+    for (int32_t device = 0; device < cache_->num_devices(); ++device) {
+      SharedArray<int64_t> pointers(cache_->num_blocks());
+      const int64_t base = static_cast<int64_t>(reinterpret_cast<intptr_t>(cache_->shard(device).pool->base()));
+      const int64_t block_bytes = static_cast<int64_t>(cache_->shard(device).plan.layout.block_bytes());
+      for (int64_t block = 0; block < cache_->num_blocks(); ++block) pointers[block] = base + block * block_bytes;
+      block_pointers_.push_back(std::move(pointers));
     }
   }
 }
 
 Status Batch::create_device_tables() {
-  const Layout &layout = cache_->layout();
-  PKV_TRY(DeviceTables::create(cache_->backend(), options_.max_sequences, options_.max_tokens, block_pointers_.size(),
-                               layout.describe_kv(0).head_dim, &device_));
-  if (block_pointers_.size() > 0) {
-    PKV_TRY(device_->upload_block_pointers(block_pointers_.data(), block_pointers_.size()));
+  for (int32_t device = 0; device < cache_->num_devices(); ++device) {
+    const Shard &shard = cache_->shard(device);
+    const int64_t num_pointers = block_pointers_.empty() ? 0 : cache_->num_blocks();
+    std::unique_ptr<DeviceTables> tables;
+    PKV_TRY(DeviceTables::create(shard.backend, options_.max_sequences, options_.max_tokens, num_pointers,
+                                 shard.plan.layout.describe_kv(0).head_dim, &tables));
+    if (num_pointers > 0) {
+      PKV_TRY(tables->upload_block_pointers(block_pointers_[static_cast<size_t>(device)].data(), num_pointers));
+    }
+    if (has_csr()) PKV_TRY(tables->allocate_csr(options_.max_sequences));
+    DeviceTables::Room room;
+    PKV_TRY(tables->make_room(block_table_.size(), indices_.size(), &room));
+    tables->adopt_room(&room);
+    devices_.push_back(std::move(tables));
   }
-  if (has_csr()) PKV_TRY(device_->allocate_csr(options_.max_sequences));
-  return device_->resize(block_table_.size(), indices_.size());
+  return PKV_OK;
 }
 
 // Makes room; rows keep their contents. Throws std::bad_alloc, or fails, with nothing changed that can be seen.
@@ -97,11 +111,13 @@ Status Batch::ensure_tables(int64_t num_rows, int64_t num_columns, int64_t num_i
   if (table_grows && !checked_multiply(new_rows, new_stride, &size)) throw std::bad_alloc();
   SharedArray<int32_t> table(size);
   SharedArray<Row> rows(table_grows ? new_rows : 0);
-  if (device_ != nullptr) PKV_TRY(device_->resize(table.size(), indices.size()));
+  std::vector<DeviceTables::Room> rooms(devices_.size());  // of all devices or none
+  for (size_t i = 0; i < rooms.size(); ++i) PKV_TRY(devices_[i]->make_room(table.size(), indices.size(), &rooms[i]));
+  for (size_t i = 0; i < rooms.size(); ++i) devices_[i]->adopt_room(&rooms[i]);
   if (indices_grow) indices_ = std::move(indices);
   if (table_grows) {
     // A block table on the device is new, so every row travels again.
-    if (device_ == nullptr) {
+    if (devices_.empty()) {
       std::copy_n(rows_.data(), old_rows, rows.data());
       for (int64_t i = 0; i < old_rows; ++i) {
         std::copy_n(block_table_.data() + i * table_stride_, rows_[i].num_filled, table.data() + i * new_stride);
@@ -143,8 +159,8 @@ Status Batch::check_bounds(const Step &step, const PrepareOptions &options, int6
   return PKV_OK;
 }
 
-Status Batch::prepare(const pkv_sequence *ids, const int64_t *counts, int64_t num_sequences, const int64_t *tokens,
-                      int64_t num_tokens, const PrepareOptions &options) {
+Status Batch::plan(const pkv_sequence *ids, const int64_t *counts, int64_t num_sequences, const int64_t *tokens,
+                   int64_t num_tokens, const PrepareOptions &options) {
   if (num_sequences > options_.max_sequences) {
     return fail(PKV_INVALID_ARGUMENT, "num_sequences is %" PRId64 ", but max_sequences is %" PRId64, num_sequences,
                 options_.max_sequences);
@@ -179,20 +195,26 @@ Status Batch::prepare(const pkv_sequence *ids, const int64_t *counts, int64_t nu
   int64_t num_blocks = 0, longest = 0;
   PKV_TRY(check_bounds(planned_, options, &num_blocks, &longest));
   const int64_t padded_sequences = std::max(options.pad_sequences, num_sequences);
-  if (device_ != nullptr) {
-    PKV_TRY(cache_->backend()->check_not_capturing(options.stream));
+  if (!devices_.empty()) {
+    PKV_TRY(cache_->check_not_capturing(options.stream));
     int64_t num_old = 0;
     for (int64_t i = 0; i < std::min(padded_sequences, rows_.size()); ++i) num_old += rows_[i].num_used;
     changes_.clear();
     changes_.reserve(static_cast<size_t>(num_blocks + num_old));
   }
   PKV_TRY(ensure_tables(padded_sequences, divide_up(longest, block_size_), has_csr() ? num_blocks : 0));
+  planned_sequences_ = padded_sequences;
+  planned_tokens_ = std::max(options.pad_tokens, planned_.num_tokens);
+  planned_query_len_ = options.max_query_len;
+  return PKV_OK;
+}
 
+Status Batch::apply(const int64_t *tokens) {
   PKV_TRY(cache_->apply_step(tokens, &planned_));
   std::swap(step_, planned_);
-  max_query_len_ = options.max_query_len;
-  fill_tables(padded_sequences, std::max(options.pad_tokens, step_.num_tokens));
-  if (device_ != nullptr) {
+  max_query_len_ = planned_query_len_;
+  fill_tables(planned_sequences_, planned_tokens_);
+  if (!devices_.empty()) {
     if (const Status status = upload_tables(); status != PKV_OK) return cache_->mark_failed(status);
   }
   tables_slot_ = step_.stream_slot;
@@ -209,7 +231,7 @@ void Batch::fill_row(int64_t index, const StepItem &item) {
   if (extends && num_used == row.num_used && sequence.released_end == row.released_end) return;
   const int32_t first = extends ? row.num_used : 0;
   for (int32_t i = first; i < num_used; ++i) entries[i] = sequence.table[i];
-  if (device_ != nullptr) {
+  if (!devices_.empty()) {
     for (int32_t i = first; i < num_used; ++i) changes_.push_back({index * table_stride_ + i, entries[i]});
   }
   if (extends) {
@@ -222,7 +244,7 @@ void Batch::fill_row(int64_t index, const StepItem &item) {
 void Batch::clear_entries(int64_t index, int32_t first, int32_t end) {
   for (int32_t i = first; i < end; ++i) {
     block_table_[index * table_stride_ + i] = kNoBlock;
-    if (device_ != nullptr) changes_.push_back({index * table_stride_ + i, kNoBlock});
+    if (!devices_.empty()) changes_.push_back({index * table_stride_ + i, kNoBlock});
   }
 }
 
@@ -278,7 +300,7 @@ void Batch::fill_tables(int64_t num_sequences, int64_t num_tokens) {
 
 // Not where they travel to a device, or may be looked at any time.
 bool Batch::are_slots_put_off(int64_t num_tokens) const {
-  return num_tokens > kFewTokens && device_ == nullptr && !shows_slots_.load(std::memory_order_relaxed);
+  return num_tokens > kFewTokens && devices_.empty() && !shows_slots_.load(std::memory_order_relaxed);
 }
 
 // Slots and positions of an item's tokens, from its row of the block table.
@@ -335,15 +357,20 @@ void Batch::fill_csr(int64_t num_sequences) {
 Status Batch::upload_tables() {
   const Range range("pagedkv.upload_tables");
   const StepTables host = host_tables();
-  PKV_TRY(device_->upload(host, changes_, step_.stream));
-  cache_->count_uploaded(static_cast<uint64_t>(
-      host.num_sequences * 2 * sizeof(int32_t) + sizeof(int32_t) + host.num_tokens * 2 * sizeof(int64_t) +
-      changes_.size() * (sizeof(int64_t) + sizeof(int32_t))));
-  return has_csr() ? device_->build_csr(host, block_size_, step_.stream) : PKV_OK;
+  for (size_t i = 0; i < devices_.size(); ++i) {
+    const pkv_stream stream = cache_->stream_of(step_.stream, static_cast<int32_t>(i));
+    PKV_TRY(devices_[i]->upload(host, changes_, stream));
+    cache_->count_uploaded(static_cast<uint64_t>(
+        host.num_sequences * 2 * sizeof(int32_t) + sizeof(int32_t) + host.num_tokens * 2 * sizeof(int64_t) +
+        changes_.size() * (sizeof(int64_t) + sizeof(int32_t))));
+    if (has_csr()) PKV_TRY(devices_[i]->build_csr(host, block_size_, stream));
+  }
+  return PKV_OK;
 }
 
-Status Batch::discard() {
-  PKV_TRY(cache_->discard_step(&step_));
+Status Batch::discard(Extent extent) {
+  PKV_TRY(cache_->discard_step(&step_, extent));
+  if (extent == Extent::kChecks) return PKV_OK;
   is_prepared_ = false;
   return PKV_OK;
 }
@@ -353,7 +380,7 @@ Status Batch::check_prepared() const {
   return fail(PKV_INVALID_ARGUMENT, "the batch holds no prepared step");
 }
 
-Status Batch::find_rows(int64_t index, int64_t start, int64_t count, SequenceRows *out) const {
+Status Batch::find_rows(int64_t index, int64_t start, int64_t count, int32_t device_index, SequenceRows *out) const {
   if (index < 0 || index >= num_sequences_) {
     return fail(PKV_INVALID_ARGUMENT, "sequence_index is %" PRId64 ", but the step has %" PRId64 " sequences", index,
                 num_sequences_);
@@ -366,13 +393,13 @@ Status Batch::find_rows(int64_t index, int64_t start, int64_t count, SequenceRow
     return fail(PKV_INVALID_ARGUMENT, "count is %" PRId64 ", but the sequence has %" PRId64 " tokens from %" PRId64 " on",
                 count, length - start, start);
   }
-  const StepTables step = tables();
+  const StepTables step = tables(device_index);
   *out = {step.block_table == nullptr ? nullptr : step.block_table + index * step.table_stride, start};
   return PKV_OK;
 }
 
-StepTables Batch::tables() const {
-  if (device_ != nullptr) return device_->view(host_tables());
+StepTables Batch::tables(int32_t device_index) const {
+  if (!devices_.empty()) return devices_[static_cast<size_t>(device_index)]->view(host_tables());
   ensure_slots();
   return host_tables();
 }

@@ -89,17 +89,19 @@ Status DeviceTables::allocate_csr(int64_t max_sequences) {
   return backend_->fill(indptr_.as<void>(), 0, sizeof(int32_t));
 }
 
-Status DeviceTables::resize(int64_t block_table_size, int64_t num_indices) {
-  DeviceArray block_table, indices;
+Status DeviceTables::make_room(int64_t block_table_size, int64_t num_indices, Room *out) const {
   if (block_table_size > 0) {
     const uint64_t bytes = static_cast<uint64_t>(block_table_size) * sizeof(int32_t);
-    PKV_TRY(block_table.allocate(backend_, bytes));
-    PKV_TRY(backend_->fill(block_table.as<void>(), 0xff, bytes));
+    PKV_TRY(out->block_table.allocate(backend_, bytes));
+    PKV_TRY(backend_->fill(out->block_table.as<void>(), 0xff, bytes));
   }
-  if (num_indices > 0) PKV_TRY(indices.allocate(backend_, static_cast<uint64_t>(num_indices) * sizeof(int32_t)));
-  if (block_table_size > 0) block_table_.swap(block_table);
-  if (num_indices > 0) indices_.swap(indices);
+  if (num_indices > 0) PKV_TRY(out->indices.allocate(backend_, static_cast<uint64_t>(num_indices) * sizeof(int32_t)));
   return PKV_OK;
+}
+
+void DeviceTables::adopt_room(Room *room) noexcept {
+  if (room->block_table.as<void>() != nullptr) block_table_.swap(room->block_table);
+  if (room->indices.as<void>() != nullptr) indices_.swap(room->indices);
 }
 
 Status DeviceTables::upload_block_pointers(const int64_t *pointers, int64_t count) {

@@ -40,14 +40,20 @@ class DeviceArray {
 
 class DeviceTables {
  public:
+  // Memory for a larger block table and indices, on its way into place.
+  struct Room {
+    DeviceArray block_table, indices;
+  };
+
   static Status create(Backend *backend, int64_t max_sequences, int64_t max_tokens, int64_t num_blocks,
                        int32_t head_dim, std::unique_ptr<DeviceTables> *out);
 
   // The CSR tables but for the indices: those of no sequences.
   Status allocate_csr(int64_t max_sequences);
-  // Room for a block table of so many entries, all -1, and for so many indices, undefined; 0: as it was. On failure
-  // both stay as they were.
-  Status resize(int64_t block_table_size, int64_t num_indices);
+  // Room for a block table of so many entries, all -1, and for so many indices, undefined; 0: as it was. It becomes theirs
+  // by adopt_room.
+  Status make_room(int64_t block_table_size, int64_t num_indices, Room *out) const;
+  void adopt_room(Room *room) noexcept;
   // Queues the upload of a step. tables: on the host.
   Status upload(const StepTables &host, const std::vector<TableChange> &changes, pkv_stream stream);
   // Queues the CSR tables of the step that was uploaded last on this stream.

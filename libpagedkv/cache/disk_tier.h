@@ -2,8 +2,8 @@
 // this process or a later one.
 //
 // What the host tier keeps is offered from its old end on; the writer takes it from a bounded queue. What finds the queue
-// full is offered again later, and lost if the host tier gives it up before. A slot of the file is free, being written, or findable; those are in a list, least recently used
-// first, and give way for others. Reading is done by the caller, and checked: what is damaged is a miss. Any error of the
+// full is offered again later, and lost if the host tier gives it up before. A slot of the file is free, being written, or
+// findable; those are in a list, least recently used first, and give way for others. Reading is done by the caller, and checked: what is damaged is a miss. Any error of the
 // file switches the tier off, with a text for the log; the cache goes on without.
 //
 // The cache's mutating thread, but for find(), as in HostTier. The writer touches its queue, the file and the host slots
@@ -59,7 +59,8 @@ class DiskTier {
   void note_regions();
   bool has_regions() const { return header_.has_regions; }
 
-  // Returns when everything that the host tier can find is in the file, as far as there is room, and the file on the disk. DEVICE_ERROR if the tier is off.
+  // Returns when everything that the host tier can find is in the file, as far as there is room, and the file on the disk.
+  // DEVICE_ERROR if the tier is off.
   Status flush();
 
   double write_rate() const { return write_rate_.get(); }

@@ -10,7 +10,7 @@ namespace pkv {
 
 // Open or offloaded.
 Status Cache::find_any(pkv_sequence id, Sequence **out) const {
-  const uint64_t index = id & 0xffffffffu;
+  const uint32_t index = index_of(id);
   if (index < sequences_.size()) {
     Sequence *sequence = sequences_[index].get();
     if ((sequence->is_open || sequence->is_offloaded) && sequence->generation == id >> 32) {

@@ -10,7 +10,7 @@
 namespace pkv {
 
 Status Cache::find(pkv_sequence id, Sequence **out) const {
-  const uint64_t index = id & 0xffffffffu;
+  const uint32_t index = index_of(id);
   if (index < sequences_.size()) {
     Sequence *sequence = sequences_[index].get();
     if (sequence->is_open && sequence->generation == id >> 32) {
@@ -27,7 +27,7 @@ Status Cache::find(pkv_sequence id, Sequence **out) const {
 // A record is opened by taking it off closed_, which cannot fail; and closed_ has room for every record there is.
 Status Cache::make_records(int64_t count) {
   while (static_cast<int64_t>(closed_.size()) < count) {
-    if (sequences_.size() >= UINT32_MAX) return fail(PKV_OUT_OF_MEMORY, "%zu sequences are open", sequences_.size());
+    if (sequences_.size() >= num_indices_) return fail(PKV_OUT_OF_MEMORY, "%zu sequences are open", sequences_.size());
     if (closed_.capacity() <= sequences_.size()) closed_.reserve(2 * sequences_.size() + 16);
     sequences_.push_back(std::make_unique<Sequence>());
     closed_.push_back(static_cast<uint32_t>(sequences_.size() - 1));
@@ -38,7 +38,7 @@ Status Cache::make_records(int64_t count) {
 Sequence *Cache::closed_record(int64_t i, pkv_sequence *out_id) const {
   const uint32_t index = closed_[closed_.size() - 1 - static_cast<size_t>(i)];
   Sequence *sequence = sequences_[index].get();
-  *out_id = (static_cast<uint64_t>(sequence->generation) << 32) | index;
+  *out_id = id_of(index);
   return sequence;
 }
 
@@ -394,7 +394,7 @@ Status Cache::close_found(const pkv_sequence *ids, Sequence *const *sequences, i
   }
   for (int64_t i = 0; i < num_sequences; ++i) {
     if (slot != kNoStream) set_stream(sequences[i], stream, slot);
-    finish_close(sequences[i], static_cast<uint32_t>(ids[i] & 0xffffffffu));
+    finish_close(sequences[i], index_of(ids[i]));
   }
   publish();
   return record_ended_streams();

@@ -231,10 +231,13 @@ Status Cache::copy_blocks(const std::vector<int32_t> &sources, const std::vector
   copies_ += count;
   monitor_.copied_bytes.add(static_cast<uint64_t>(count) * layout_.block_bytes());
   const Range range("pagedkv.copy_blocks");
-  const CopyBlocksParams params = {pool_->base(), layout_.block_bytes(), sources.data(), destinations.data(), count,
-                                   true};
-  const Status status = backend_->copy_blocks(params, stream);
-  return status == PKV_OK ? status : mark_failed(status);
+  for (int32_t i = 0; i < num_devices(); ++i) {
+    const CopyBlocksParams params = {shard(i).pool->base(), shard(i).plan.layout.block_bytes(), sources.data(),
+                                     destinations.data(), count, true};
+    const Status status = shard(i).backend->copy_blocks(params, stream_of(stream, i));
+    if (status != PKV_OK) return mark_failed(status);
+  }
+  return PKV_OK;
 }
 
 // The new tokens of an item into its rows, and what they complete settled. tokens: [item.count] or null.
@@ -302,12 +305,12 @@ Status Cache::append(pkv_sequence id, const int64_t *tokens, int64_t count, pkv_
   PKV_TRY(find(id, &sequence));
   single_.registers = true;
   single_.stream = stream == PKV_STREAM_OF_SEQUENCE ? sequence->stream : stream;
-  PKV_TRY(backend_->check_not_capturing(single_.stream));
+  PKV_TRY(check_not_capturing(single_.stream));
   PKV_TRY(plan_step(&id, &count, 1, tokens, tokens == nullptr ? 0 : count, &single_));
   return apply_step(tokens, &single_);
 }
 
-Status Cache::discard_step(Step *step) {
+Status Cache::discard_step(Step *step, Extent extent) {
   PKV_TRY(check_usable());
   if (step->serial == 0) return fail(PKV_INVALID_ARGUMENT, "the batch has no prepared step to discard");
   const int32_t block_size = layout_.block_size();
@@ -355,6 +358,7 @@ Status Cache::discard_step(Step *step) {
   }
   count_holds(false);
   PKV_TRY(status);
+  if (extent == Extent::kChecks) return PKV_OK;
 
   for (int64_t i = 0; i < hashed.size(); ++i) {
     if (is_still_hashed(i)) blocks_.drop_hash(hashed.block(i));

@@ -83,7 +83,7 @@ Status Cache::order_loaded(const int32_t *blocks, int64_t count, StreamSlot slot
   streams_.begin_writing(blocks, count, &waits);
   if (waits.is_empty()) return PKV_OK;
   PKV_TRY(order_behind(slot, waits));
-  const Status status = backend_->wait(stream);
+  const Status status = wait(stream);
   return status == PKV_OK ? status : mark_failed(status);
 }
 

@@ -9,14 +9,18 @@ import numpy
 from pagedkv._arrays cimport as_double, as_int32, as_int64, as_positive, as_stream, as_text, describe
 from pagedkv._batch cimport Batch
 from pagedkv._cache cimport Cache
-from pagedkv._errors import BusyError, InvalidArgumentError
+from pagedkv._devices cimport find_shard
+from pagedkv._errors import InvalidArgumentError
 from pagedkv._errors cimport check
 from pagedkv._tensors cimport DEVICE_CUDA, DEVICE_HOST, TensorView, as_tensor
 from pagedkv.abi cimport (
     PKV_BFLOAT16, PKV_BOOL, PKV_DTYPE_NONE, PKV_FLOAT16, PKV_FLOAT32, PKV_FLOAT8_E4M3, PKV_FLOAT8_E5M2, PKV_INT8,
-    PKV_OFF, PKV_ON, pkv_attend, pkv_attend_options, pkv_dtype, pkv_dtype_name, pkv_gather_kv, pkv_host_isa,
-    pkv_host_num_threads, pkv_host_set_isa, pkv_host_set_num_threads, pkv_merge_states, pkv_rope, pkv_scatter_kv,
+    PKV_OFF, PKV_ON, pkv_attend, pkv_attend_options, pkv_dtype, pkv_dtype_name, pkv_gather_shard_kv, pkv_host_isa,
+    pkv_host_num_threads, pkv_host_set_isa, pkv_host_set_num_threads, pkv_merge_states, pkv_rope, pkv_scatter_shard_kv,
     pkv_status, pkv_stream, pkv_tensor, pkv_write_kv, pkv_write_options)
+
+
+cdef TensorView NO_VIEW = TensorView.__new__(TensorView)  # of an array that is yet to be made
 
 
 cdef int require_device(TensorView view, bint is_host, str name) except -1:
@@ -40,9 +44,7 @@ cdef int enter_kernel(Cache cache, object batch) except -1:
     (<Batch> batch).require_open()
     if (<Batch> batch)._cache is not cache:
         raise InvalidArgumentError("batch belongs to another cache")
-    if (<Batch> batch)._is_preparing:
-        raise BusyError("the batch is being prepared by another thread")
-    return 0
+    return (<Batch> batch).require_still()
 
 
 cdef class Rope:
@@ -76,15 +78,16 @@ Rotary position embedding for write_kv, which rotates K at each token's position
         return f"pagedkv.Rope({angles}, rotary_dim={self.rotary_dim!r}, interleaved={self.interleaved!r})"
 
 
-cdef int write_kv(Cache cache, object layer, object batch, object k, object v, object stream,
-                  object rope) except -1:
+cdef int write_kv(Cache cache, object layer, object batch, object k, object v, object stream, object rope,
+                  object shard) except -1:
     cdef pkv_write_options options
     cdef pkv_rope rotation
     cdef pkv_status status
     cdef int32_t index = as_int32(layer, "layer")
     cdef TensorView keys, values, table = None
     cdef pkv_dtype byte_dtype
-    cdef Batch step
+    cdef Batch step, root_step
+    cdef Cache root
     enter_kernel(cache, batch)
     memset(&options, 0, sizeof(options))
     options.struct_size = sizeof(options)
@@ -101,14 +104,16 @@ cdef int write_kv(Cache cache, object layer, object batch, object k, object v, o
     values = as_tensor(v, "v", byte_dtype, False)
     require_device(keys, cache._is_host, "k")
     require_device(values, cache._is_host, "v")
+    options.device_index = find_shard(cache, shard, index, keys, "k")
     enter_kernel(cache, batch)  # again: reading arrays may have run Python code
     step = <Batch> batch
-    cache._num_kernels += 1
-    step._num_kernels += 1
+    root, root_step = cache.root(), step.root()
+    root._num_kernels += 1
+    root_step._num_kernels += 1
     with nogil:
         status = pkv_write_kv(cache._cache, index, step._batch, &keys.tensor, &values.tensor, &options)
-    cache._num_kernels -= 1
-    step._num_kernels -= 1
+    root._num_kernels -= 1
+    root_step._num_kernels -= 1
     return check(status)
 
 
@@ -126,7 +131,7 @@ cdef object empty_like(TensorView view, object value, tuple shape):
                                f"{pkv_dtype_name(view.tensor.dtype).decode()}")
 
 
-cdef object empty_rows(Cache cache, int64_t count, int dim):
+cdef object empty_rows(Cache cache, int64_t count, object num_heads, int dim):
     # numpy rows of the cache's own dtype, or of its bits.
     cdef pkv_dtype dtype = cache.layout._group.dtype
     kind = numpy.uint8
@@ -138,19 +143,20 @@ cdef object empty_rows(Cache cache, int64_t count, int dim):
         kind = numpy.uint16
     elif dtype == PKV_INT8:
         kind = numpy.int8
-    return numpy.zeros((count, cache.layout.num_kv_heads, dim), kind)
+    return numpy.zeros((count, num_heads, dim), kind)
 
 
 cdef object move_rows(Cache cache, object layer, object batch, object index, object start, object count, object k,
-                      object v, object stream, bint is_gathered):
+                      object v, object stream, bint is_gathered, object shard):
     # gather_kv, or with count None scatter_kv, where k says how many rows there are.
     cdef pkv_stream handle = NULL
     cdef pkv_status status
-    cdef int32_t layer_index = as_int32(layer, "layer")
+    cdef int32_t layer_index = as_int32(layer, "layer"), device = -1
     cdef int64_t place = as_int64(index, "index"), first = as_int64(start, "start"), num_rows = 0
     cdef TensorView keys, values
     cdef pkv_dtype byte_dtype
-    cdef Batch step
+    cdef Batch step, root_step
+    cdef Cache root
     enter_kernel(cache, batch)
     as_stream(stream, &handle)
     if is_gathered:
@@ -160,8 +166,10 @@ cdef object move_rows(Cache cache, object layer, object batch, object index, obj
                 raise InvalidArgumentError(f"k and v must be given on {cache.device}: a launch allocates nothing")
             # Too many to be right are refused below before they are made.
             if 0 <= num_rows <= as_int64(cache._num_blocks, "num_blocks") * cache.layout.block_size:
-                k = empty_rows(cache, num_rows, cache.layout.head_dim)
-                v = empty_rows(cache, num_rows, cache.layout.v_head_dim)
+                device = find_shard(cache, shard, layer_index, NO_VIEW, "k")
+                num_heads = cache.shards[device]["num_kv_heads"]
+                k = empty_rows(cache, num_rows, num_heads, cache.layout.head_dim)
+                v = empty_rows(cache, num_rows, num_heads, cache.layout.v_head_dim)
             else:
                 raise InvalidArgumentError(f"count is {num_rows}, which no sequence of the cache has")
         elif k is None or v is None:
@@ -171,21 +179,24 @@ cdef object move_rows(Cache cache, object layer, object batch, object index, obj
     values = as_tensor(v, "v", byte_dtype, is_gathered)
     require_device(keys, cache._is_host, "k")
     require_device(values, cache._is_host, "v")
+    if device < 0:
+        device = find_shard(cache, shard, layer_index, keys, "k")
     if not is_gathered:
         num_rows = keys.tensor.shape[0]
     enter_kernel(cache, batch)  # again: reading arrays may have run Python code
     step = <Batch> batch
-    cache._num_kernels += 1
-    step._num_kernels += 1
+    root, root_step = cache.root(), step.root()
+    root._num_kernels += 1
+    root_step._num_kernels += 1
     with nogil:
         if is_gathered:
-            status = pkv_gather_kv(cache._cache, layer_index, step._batch, place, first, num_rows, &keys.tensor,
-                                   &values.tensor, handle)
+            status = pkv_gather_shard_kv(cache._cache, device, layer_index, step._batch, place, first, num_rows,
+                                         &keys.tensor, &values.tensor, handle)
         else:
-            status = pkv_scatter_kv(cache._cache, layer_index, step._batch, place, first, num_rows, &keys.tensor,
-                                    &values.tensor, handle)
-    cache._num_kernels -= 1
-    step._num_kernels -= 1
+            status = pkv_scatter_shard_kv(cache._cache, device, layer_index, step._batch, place, first, num_rows,
+                                          &keys.tensor, &values.tensor, handle)
+    root._num_kernels -= 1
+    root_step._num_kernels -= 1
     check(status)
     return k, v
 
@@ -210,12 +221,13 @@ cdef TensorView as_optional(object value, str name, bint is_host, bint is_writte
 
 cdef object attend(Cache cache, object layer, object batch, object q, object out, object stream, object scale,
                    object causal, object window, object softcap, object sinks, object alibi_slopes, object tree_mask,
-                   object lse, object invariant):
+                   object lse, object invariant, object shard):
     cdef pkv_attend_options options
     cdef pkv_status status
     cdef int32_t index = as_int32(layer, "layer")
     cdef TensorView query, result, sink_view, slope_view, lse_view, mask_view
-    cdef Batch step
+    cdef Batch step, root_step
+    cdef Cache root
     enter_kernel(cache, batch)
     memset(&options, 0, sizeof(options))
     options.struct_size = sizeof(options)
@@ -234,6 +246,7 @@ cdef object attend(Cache cache, object layer, object batch, object q, object out
             raise InvalidArgumentError(f"softcap must be positive or None, got {softcap!r}")
     query = as_tensor(q, "q", PKV_DTYPE_NONE, False)
     require_device(query, cache._is_host, "q")
+    options.device_index = find_shard(cache, shard, index, query, "q")
     if out is None:
         if not cache._is_host:
             raise InvalidArgumentError(f"out must be given on {cache.device}: a launch allocates nothing")
@@ -253,12 +266,13 @@ cdef object attend(Cache cache, object layer, object batch, object q, object out
     options.tree_mask = &mask_view.tensor if mask_view is not None else NULL
     enter_kernel(cache, batch)  # again: reading arrays may have run Python code
     step = <Batch> batch
-    cache._num_kernels += 1
-    step._num_kernels += 1
+    root, root_step = cache.root(), step.root()
+    root._num_kernels += 1
+    root_step._num_kernels += 1
     with nogil:
         status = pkv_attend(cache._cache, index, step._batch, &query.tensor, &result.tensor, &options)
-    cache._num_kernels -= 1
-    step._num_kernels -= 1
+    root._num_kernels -= 1
+    root_step._num_kernels -= 1
     check(status)
     return out
 

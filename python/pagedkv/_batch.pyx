@@ -4,21 +4,27 @@
 cimport cython
 from cpython.list cimport PyList_GET_SIZE
 from cpython.long cimport PyLong_AsLongLongAndOverflow
-from libc.stdint cimport uint32_t, uintptr_t
+from libc.stdint cimport int32_t, uint32_t, uintptr_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memset
 
+import weakref
+
+import numpy
+
 from pagedkv._arrays cimport (
-    IntView, as_int32, as_int64, as_positive, as_stream, describe, release_ints, view_ints, wrap_array)
+    IntView, as_int32, as_int64, as_positive, describe, release_ints, view_ints, wrap_array)
+from pagedkv._devices cimport take_streams
 from pagedkv._dlpack cimport DL_INT, find_device, make_capsule
 from pagedkv._errors import BusyError, InvalidArgumentError, NotFoundError
 from pagedkv._errors cimport check
 from pagedkv._sequence cimport Sequence
 from pagedkv.abi cimport (
     PKV_BLOCK_POINTERS, PKV_BLOCK_TABLE, PKV_CU_SEQLENS_Q, PKV_FORMAT_CSR, PKV_FORMAT_POINTERS, PKV_FORMAT_TABLE,
-    PKV_INDICES, PKV_INDPTR, PKV_LAST_BLOCK_LEN, PKV_OFF, PKV_ON, PKV_POSITIONS, PKV_SEQ_LENS, PKV_SLOT_MAPPING,
-    PKV_INT32, pkv_array, pkv_batch_create, pkv_batch_destroy, pkv_batch_discard, pkv_batch_get_device_table,
-    pkv_batch_get_info, pkv_batch_get_table, pkv_batch_options, pkv_batch_prepare, pkv_prepare_options, pkv_status)
+    PKV_INDICES, PKV_INDPTR, PKV_LAST_BLOCK_LEN, PKV_OFF, PKV_ON, PKV_POSITIONS, PKV_SEQ_LENS, PKV_SEQUENCE_PLACES,
+    PKV_SLOT_MAPPING, PKV_TOKEN_PLACES,
+    PKV_INT32, pkv_array, pkv_batch_create, pkv_batch_destroy, pkv_batch_discard, pkv_batch_get_info, pkv_batch_get_part,
+    pkv_batch_get_shard_table, pkv_batch_get_table, pkv_batch_options, pkv_batch_prepare, pkv_prepare_options, pkv_status)
 
 cdef dict FORMATS = {"table": PKV_FORMAT_TABLE, "csr": PKV_FORMAT_CSR, "pointers": PKV_FORMAT_POINTERS}
 
@@ -45,18 +51,18 @@ cdef class DeviceTable:
         raise TypeError("taken from a batch: batch.device_block_table and the like")
 
     @staticmethod
-    cdef DeviceTable make(Batch batch, pkv_batch_table table):
+    cdef DeviceTable make(Batch batch, pkv_batch_table table, int32_t index):
         cdef pkv_array array
         cdef DeviceTable result = DeviceTable.__new__(DeviceTable)
         memset(&array, 0, sizeof(array))
-        check(pkv_batch_get_device_table(batch._batch, table, &array))
+        check(pkv_batch_get_shard_table(batch._batch, table, index, &array))
         result.ptr = <uintptr_t> array.data
         result.shape = tuple([array.shape[i] for i in range(array.ndim)])
         result.strides = tuple([array.strides[i] for i in range(array.ndim)])
         result.dtype = "int32" if array.dtype == PKV_INT32 else "int64"
-        result.device = batch._cache.device
-        result._batch = batch
-        batch._num_device_tables += 1
+        result.device = batch._cache.devices[index]
+        result._batch = batch.root()
+        result._batch._num_device_tables += 1
         return result
 
     def __dealloc__(self):
@@ -92,7 +98,8 @@ cdef class Batch:
 One step's view of a cache, made by Cache.batch(): tables at fixed addresses, refilled by each prepare().
 
     Tables are read-only numpy views of the last prepare. Their memory stays valid whatever is closed; the next prepare
-    refills it. device_* are the same tables on the device of the cache."""
+    refills it. device_* are the same tables on the device of the cache; of several devices tuples, one for each. Where sequences are
+    shared out over devices all tables are tuples, and `parts` has the step of each."""
 
     def __init__(self, Cache cache, max_sequences, max_tokens, max_sequence_length=None, num_heads=None,
                  formats=("table",)):
@@ -130,17 +137,53 @@ One step's view of a cache, made by Cache.batch(): tables at fixed addresses, re
         self.num_heads = options.num_heads or None
         self.formats = tuple([format for format in FORMATS if bits & <uint32_t> FORMATS[format]])
         cache._batches.add(self)
+        if cache._parts is not None:
+            self._parts = [None] * cache._num_devices
 
     def __dealloc__(self):
         if self._batch != NULL:
-            pkv_batch_destroy(self._batch)
+            if self._whole is None:
+                pkv_batch_destroy(self._batch)
             self._batch = NULL
         free(self._ids)
         free(self._counts)
 
+    cdef Batch root(self):
+        return self if self._whole is None else self._whole
+
+    cdef Batch take_part(self, int32_t index):
+        cdef Batch part = None
+        if self._parts[index] is not None:
+            part = self._parts[index]()
+        if part is not None:
+            return part
+        part = Batch.__new__(Batch)
+        check(pkv_batch_get_part(self._batch, index, &part._batch))
+        part._whole = self
+        part._cache = self._cache.take_part(index)
+        part.max_sequences, part.max_tokens = self.max_sequences, self.max_tokens
+        part.max_sequence_length, part.num_heads, part.formats = self.max_sequence_length, self.num_heads, self.formats
+        self._parts[index] = weakref.ref(part)
+        return part
+
+    @property
+    def parts(self):
+        """With shard="sequences", the step of each device, as a batch of cache.parts: the sequences that are there, in the
+        order of the prepare. token_places says which rows of the whole step are theirs."""
+        self.require_open()
+        if self._parts is None:
+            raise InvalidArgumentError("the cache's sequences are not shared out over devices: the batch has no parts")
+        return tuple([self.take_part(i) for i in range(<int32_t> self._cache._num_devices)])
+
     cdef int require_open(self) except -1:
         if self._batch == NULL:
             raise InvalidArgumentError("batch is closed")
+        return 0
+
+    cdef int require_still(self) except -1:
+        self.require_open()
+        if self.root()._is_preparing:
+            raise BusyError("the batch is being prepared by another thread")
         return 0
 
     cdef int enter(self) except -1:
@@ -228,7 +271,7 @@ One step's view of a cache, made by Cache.batch(): tables at fixed addresses, re
         cdef Cache cache = self._cache
         memset(&options, 0, sizeof(options))
         options.struct_size = sizeof(options)
-        as_stream(stream, &options.stream)
+        streams = take_streams(cache, stream, &options.stream)
         options.register_blocks = PKV_ON if register else PKV_OFF
         options.pad_sequences = as_padding(pad_sequences, "pad_sequences")
         options.pad_tokens = as_padding(pad_tokens, "pad_tokens")
@@ -274,8 +317,15 @@ One step's view of a cache, made by Cache.batch(): tables at fixed addresses, re
         """Gives its memory back; taken tables stay valid. BusyError while kernels read it; again does nothing."""
         if self._batch == NULL:
             return
+        if self._whole is not None:
+            raise InvalidArgumentError("a part is closed with the batch that it is of")
         self.require_unused()
         self._cache.enter()
+        if self._parts is not None:
+            for reference in self._parts:
+                part = reference() if reference is not None else None
+                if part is not None:
+                    (<Batch> part)._batch = NULL
         pkv_batch_destroy(self._batch)
         self._batch = NULL
         self._cache._batches.discard(self)
@@ -291,7 +341,7 @@ One step's view of a cache, made by Cache.batch(): tables at fixed addresses, re
         cdef pkv_batch_info info
         if self._batch == NULL:
             return "<pagedkv.Batch closed>"
-        if self._is_preparing:
+        if self.root()._is_preparing:
             return "<pagedkv.Batch being prepared>"
         self.get_info(&info)
         return f"<pagedkv.Batch of {info.num_sequences} sequences, {info.num_tokens} tokens>"
@@ -299,29 +349,41 @@ One step's view of a cache, made by Cache.batch(): tables at fixed addresses, re
     # ---- Tables
 
     cdef int get_info(self, pkv_batch_info *out) except -1:
-        self.require_open()
-        if self._is_preparing:
-            raise BusyError("the batch is being prepared by another thread")
+        self.require_still()
         memset(out, 0, sizeof(out[0]))
         out.struct_size = sizeof(out[0])
         return check(pkv_batch_get_info(self._batch, out))
 
     cdef object get_table(self, pkv_batch_table table):
+        # Where sequences are shared out a tuple, one of each part.
         cdef pkv_array array
-        self.require_open()
-        if self._is_preparing:
-            raise BusyError("the batch is being prepared by another thread")
+        self.require_still()
+        if self._parts is not None:
+            return tuple([(<Batch> part).get_table(table) for part in self.parts])
         memset(&array, 0, sizeof(array))
         check(pkv_batch_get_table(self._batch, table, &array))
         return wrap_array(&array)
 
     cdef object get_device_table(self, pkv_batch_table table):
-        self.require_open()
-        if self._cache._is_host:
+        # Of several devices a tuple, one for each.
+        self.require_still()
+        if self._parts is not None:
+            return tuple([(<Batch> part).get_device_table(table) for part in self.parts])
+        if self._cache._num_devices > 1:
+            return tuple([self.get_shard_table(table, i) for i in range(<int32_t> self._cache._num_devices)])
+        return self.get_shard_table(table, 0)
+
+    cdef object get_shard_table(self, pkv_batch_table table, int32_t index):
+        cdef pkv_array array
+        if self._cache._is_host and (index == 0 or table != PKV_BLOCK_POINTERS):
             return self.get_table(table)
-        if self._is_preparing:
-            raise BusyError("the batch is being prepared by another thread")
-        return DeviceTable.make(self, table)
+        if self._cache._is_host:  # a copy: addresses never change
+            memset(&array, 0, sizeof(array))
+            check(pkv_batch_get_shard_table(self._batch, table, index, &array))
+            pointers = numpy.empty(array.shape[0], numpy.int64)
+            memcpy(<void *> <uintptr_t> pointers.ctypes.data, array.data, <size_t> array.shape[0] * sizeof(int64_t))
+            return pointers
+        return DeviceTable.make(self, table, index)
 
     @property
     def cache(self):
@@ -404,6 +466,17 @@ One step's view of a cache, made by Cache.batch(): tables at fixed addresses, re
     def block_pointers(self):
         """int64 [num_blocks of the cache]: the address of every block. Format "pointers"."""
         return self.get_table(PKV_BLOCK_POINTERS)
+
+    @property
+    def sequence_places(self):
+        """int64 [num_sequences]: of the part of a batch, the places of its sequences in the prepare; -1 for padding. Of the
+        whole a tuple, one of each part."""
+        return self.get_table(PKV_SEQUENCE_PLACES)
+
+    @property
+    def token_places(self):
+        """int64 [num_tokens]: likewise the places of its tokens: rows of the whole step."""
+        return self.get_table(PKV_TOKEN_PLACES)
 
     @property
     def device_block_table(self):

@@ -173,27 +173,32 @@ cdef object get_capsule(object value, str name):
         raise InvalidArgumentError(f"{name} does not give its memory by DLPack: {error}") from None
 
 
-cdef TensorView view_dlpack(object value, str name, pkv_dtype byte_dtype, bint is_written):
-    cdef TensorView view = TensorView.__new__(TensorView)
+cdef DLTensor *open_capsule(object capsule, str name, bint *out_is_read_only) except NULL:
     cdef DLManagedTensorVersioned *versioned
-    cdef DLTensor *tensor
-    cdef Py_ssize_t shape[MAX_DIMENSIONS]
-    cdef Py_ssize_t strides[MAX_DIMENSIONS]
-    cdef int axis
-    capsule = get_capsule(value, name)
     if not PyCapsule_CheckExact(capsule):
         raise InvalidArgumentError(f"__dlpack__ of {name} gave {describe(capsule)} in place of a capsule")
     if PyCapsule_IsValid(capsule, b"dltensor_versioned"):
         versioned = <DLManagedTensorVersioned *> PyCapsule_GetPointer(capsule, b"dltensor_versioned")
         if versioned.major != 1:
             raise UnsupportedError(f"{name} comes by DLPack {versioned.major}.{versioned.minor}; 1.x is understood")
-        if is_written and versioned.flags & DL_FLAG_READ_ONLY:
-            raise InvalidArgumentError(f"{name} must be writable, got a read-only array")
-        tensor = &versioned.tensor
-    elif PyCapsule_IsValid(capsule, b"dltensor"):
-        tensor = <DLTensor *> PyCapsule_GetPointer(capsule, b"dltensor")
-    else:
-        raise InvalidArgumentError(f"__dlpack__ of {name} gave a capsule that was used already")
+        out_is_read_only[0] = versioned.flags & DL_FLAG_READ_ONLY != 0
+        return &versioned.tensor
+    if PyCapsule_IsValid(capsule, b"dltensor"):
+        return <DLTensor *> PyCapsule_GetPointer(capsule, b"dltensor")
+    raise InvalidArgumentError(f"__dlpack__ of {name} gave a capsule that was used already")
+
+
+cdef TensorView view_dlpack(object value, str name, pkv_dtype byte_dtype, bint is_written):
+    cdef TensorView view = TensorView.__new__(TensorView)
+    cdef DLTensor *tensor
+    cdef bint is_read_only = False
+    cdef Py_ssize_t shape[MAX_DIMENSIONS]
+    cdef Py_ssize_t strides[MAX_DIMENSIONS]
+    cdef int axis
+    capsule = get_capsule(value, name)
+    tensor = open_capsule(capsule, name, &is_read_only)
+    if is_written and is_read_only:
+        raise InvalidArgumentError(f"{name} must be writable, got a read-only array")
     # The capsule is not taken over: its own destructor gives the memory back when the view goes.
     view._owner = capsule
     if tensor.device.device_type == DL_CPU:
@@ -201,6 +206,7 @@ cdef TensorView view_dlpack(object value, str name, pkv_dtype byte_dtype, bint i
     elif tensor.device.device_type == DL_CUDA:
         view.device = DEVICE_CUDA
         view.ordinal = tensor.device.device_id
+        view.has_ordinal = True
     elif tensor.device.device_type in (DL_CUDA_HOST, DL_CUDA_MANAGED):
         view.device = DEVICE_UNKNOWN
     else:

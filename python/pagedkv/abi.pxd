@@ -205,6 +205,12 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         PKV_EVICTION_SLRU
         PKV_EVICTION_S3FIFO
 
+    ctypedef enum pkv_shard:
+        PKV_SHARD_NONE
+        PKV_SHARD_HEADS
+        PKV_SHARD_LAYERS
+        PKV_SHARD_SEQUENCES
+
     ctypedef struct pkv_cache_options:
         size_t struct_size
         const pkv_layout *layout
@@ -223,6 +229,9 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         const pkv_rope *rope
         int64_t low_water
         int64_t event_capacity
+        const char *const *devices
+        int32_t num_devices
+        pkv_shard shard
         uint64_t host_tier_bytes
         int64_t host_tier_blocks
         const char *disk_tier_path
@@ -312,6 +321,18 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
     pkv_status pkv_cache_flush_tiers(pkv_cache *cache)
     pkv_status pkv_cache_block_ptr(const pkv_cache *cache, int32_t block, void **out)
 
+    ctypedef struct pkv_shard_info:
+        size_t struct_size
+        char device[16]
+        void *base
+        uint64_t block_bytes
+        int32_t num_devices
+        pkv_shard shard
+        int32_t first_layer, num_layers
+        int32_t first_kv_head, num_kv_heads
+    pkv_status pkv_cache_get_shard(const pkv_cache *cache, int32_t device_index, pkv_shard_info *out)
+    pkv_status pkv_cache_get_part(pkv_cache *cache, int32_t device_index, pkv_cache **out)
+
     # ---- 5. Sequences
     ctypedef uint64_t pkv_sequence
 
@@ -347,6 +368,7 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         uint64_t namespace_id
         int32_t priority
         uint64_t tag
+        int32_t device_index
         int32_t is_offloaded
     pkv_status pkv_sequence_get_info(const pkv_cache *cache, pkv_sequence sequence, pkv_sequence_info *out)
     pkv_status pkv_sequence_blocks(const pkv_cache *cache, pkv_sequence sequence, pkv_array *out)
@@ -356,6 +378,8 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
                                           int32_t priority, int64_t ttl_ms)
     pkv_status pkv_sequence_offload(pkv_cache *cache, pkv_sequence sequence)
     pkv_status pkv_sequence_restore(pkv_cache *cache, pkv_sequence sequence)
+    pkv_status pkv_sequence_migrate(pkv_cache *cache, pkv_sequence sequence, int32_t device_index, pkv_stream stream,
+                                    pkv_sequence *out)
     pkv_status pkv_sequence_explain(const pkv_cache *cache, pkv_sequence sequence, char *buffer, size_t capacity,
                                     size_t *out_length)
     pkv_status pkv_sequences_open(pkv_cache *cache, const int64_t *tokens, int64_t num_tokens, const int64_t *counts,
@@ -417,8 +441,14 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         PKV_INDICES
         PKV_LAST_BLOCK_LEN
         PKV_BLOCK_POINTERS
+        PKV_SEQUENCE_PLACES
+        PKV_TOKEN_PLACES
     pkv_status pkv_batch_get_table(const pkv_batch *batch, pkv_batch_table table, pkv_array *out)
     pkv_status pkv_batch_get_device_table(const pkv_batch *batch, pkv_batch_table table, pkv_array *out)
+    pkv_status pkv_batch_get_shard_table(const pkv_batch *batch, pkv_batch_table table, int32_t device_index,
+                                         pkv_array *out)
+
+    pkv_status pkv_batch_get_part(pkv_batch *batch, int32_t device_index, pkv_batch **out)
 
     ctypedef struct pkv_batch_info:
         size_t struct_size
@@ -493,12 +523,19 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         size_t struct_size
         pkv_stream stream
         const pkv_rope *rope
+        int32_t device_index
     pkv_status pkv_write_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch, const pkv_tensor *k,
                             const pkv_tensor *v, const pkv_write_options *options)
     pkv_status pkv_gather_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch, int64_t sequence_index,
                              int64_t start, int64_t count, const pkv_tensor *k, const pkv_tensor *v, pkv_stream stream)
     pkv_status pkv_scatter_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch, int64_t sequence_index,
                               int64_t start, int64_t count, const pkv_tensor *k, const pkv_tensor *v, pkv_stream stream)
+    pkv_status pkv_gather_shard_kv(pkv_cache *cache, int32_t device_index, int32_t layer, const pkv_batch *batch,
+                                   int64_t sequence_index, int64_t start, int64_t count, const pkv_tensor *k,
+                                   const pkv_tensor *v, pkv_stream stream)
+    pkv_status pkv_scatter_shard_kv(pkv_cache *cache, int32_t device_index, int32_t layer, const pkv_batch *batch,
+                                    int64_t sequence_index, int64_t start, int64_t count, const pkv_tensor *k,
+                                    const pkv_tensor *v, pkv_stream stream)
 
     ctypedef struct pkv_attend_options:
         size_t struct_size
@@ -512,6 +549,7 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         const pkv_tensor *lse
         const pkv_tensor *tree_mask
         pkv_toggle invariant
+        int32_t device_index
     pkv_status pkv_attend(pkv_cache *cache, int32_t layer, const pkv_batch *batch, const pkv_tensor *q,
                           const pkv_tensor *out, const pkv_attend_options *options)
     pkv_status pkv_merge_states(const char *device, const pkv_tensor *out_a, const pkv_tensor *lse_a,

@@ -82,7 +82,14 @@ void free(void *pointer) {
 
 void *mmap(void *address, size_t size, int protection, int flags, int file, off_t offset) {
   if (fails_now()) return errno = ENOMEM, MAP_FAILED;
-  return reinterpret_cast<void *>(syscall(SYS_mmap, address, size, protection, flags, file, offset));
+  void *mapping = reinterpret_cast<void *>(syscall(SYS_mmap, address, size, protection, flags, file, offset));
+  if (mapping != MAP_FAILED && (flags & MAP_FIXED) == 0) ++num_live;
+  return mapping;
+}
+
+int munmap(void *address, size_t size) {
+  --num_live;
+  return static_cast<int>(syscall(SYS_munmap, address, size));
 }
 
 int mprotect(void *address, size_t size, int protection) {
@@ -100,7 +107,8 @@ constexpr int64_t kTokens = 40;
 struct World {
   pkv_pool *pool = nullptr;
   int32_t pool_blocks[4] = {};
-  pkv_cache *cache = nullptr, *shifting = nullptr, *tiered = nullptr;
+  pkv_cache *cache = nullptr, *shifting = nullptr, *several = nullptr, *tiered = nullptr;
+  pkv_batch *several_batch = nullptr;
   pkv_sequence preempted = 0;
   pkv_batch *batch = nullptr;
   pkv_sequence sequences[16] = {};
@@ -130,7 +138,7 @@ std::string describe(const World &world) {
                   static_cast<long long>(stats.frees));
     text += line;
   }
-  for (pkv_cache *cache : {world.cache, world.shifting, world.tiered}) {
+  for (pkv_cache *cache : {world.cache, world.shifting, world.several, world.tiered}) {
     if (cache == nullptr) continue;
     CHECK_OK(pkv_cache_check(cache));
     pkv_cache_stats stats = get_cache_stats(cache);
@@ -197,6 +205,25 @@ pkv_status create_cache(pkv_cache **out, bool shifts) {
   }
   return pkv_cache_create(&options, out);
 }
+
+// Over two devices: the second one's part may fail after the first one's.
+pkv_status create_over_several(pkv_cache **out) {
+  const pkv_layer_group group = make_group();
+  const pkv_layout layout = make_layout(&group);
+  pkv_cache_options options = make_cache_options(&layout, 16);
+  const char *const devices[] = {"host:0", "host:1"};
+  options.device = nullptr;
+  options.devices = devices;
+  options.num_devices = 2;
+  options.shard = PKV_SHARD_HEADS;
+  return pkv_cache_create(&options, out);
+}
+
+// An array of streams, other ones for each number: the cache keeps what it has not seen.
+struct TwoStreams {
+  explicit TwoStreams(World &world, int number) : streams{&world.rows[number], &world.rows[number + 1]} {}
+  pkv_stream streams[2];
+};
 
 pkv_status prepare(World &world, int first, int count, int64_t tokens_each, pkv_toggle registers) {
   int64_t counts[16];
@@ -425,6 +452,41 @@ const Call kCalls[] = {
     {"shift", [](World &w) { return pkv_sequence_shift(w.shifting, w.sequences[15], 2, 3, nullptr); }},
     {"a window that passes",
      [](World &w) { return pkv_sequence_append(w.shifting, w.sequences[15], w.tokens, 2 * kTokens, nullptr); }},
+    {"cache create over several devices", [](World &w) { return create_over_several(&w.several); },
+     [](World &w) {
+       pkv_cache_destroy(w.several);
+       w.several = nullptr;
+     }},
+    {"batch create over several devices",
+     [](World &w) {
+       const pkv_batch_options options = make_batch_options(PKV_FORMAT_POINTERS);
+       return pkv_batch_create(w.several, &options, &w.several_batch);
+     }},
+    {"open over several devices",
+     [](World &w) { return pkv_sequence_open(w.several, w.tokens, kTokens, nullptr, &w.sequences[13], nullptr); }},
+    {"prepare over several devices",
+     [](World &w) {
+       TwoStreams streams(w, 0);
+       const int64_t counts[] = {10};
+       pkv_prepare_options options = make_prepare_options();
+       options.stream = streams.streams;
+       return pkv_batch_prepare(w.several_batch, &w.sequences[13], counts, 1, w.tokens, 10, &options);
+     }},
+    {"append over several devices",
+     [](World &w) {
+       TwoStreams streams(w, 1);
+       return pkv_sequence_append(w.several, w.sequences[13], w.tokens, 1, streams.streams);
+     }},
+    {"save of several devices",
+     [](World &w) {
+       const pkv_snapshot_io io = make_io(w);
+       return pkv_sequence_save(w.several, w.sequences[13], &io, nullptr);
+     }},
+    {"load onto several devices",
+     [](World &w) {
+       const pkv_snapshot_io io = make_io(w);
+       return pkv_sequence_load(w.several, &io, nullptr, nullptr, &w.sequences[12]);
+     }},
 };
 
 int64_t num_faults = 0;
@@ -472,6 +534,8 @@ void run_world(bool with_faults) {
   pkv_cache_destroy(world.shifting);
   pkv_cache_destroy(world.tiered);
   unlink(world.tier_path);
+  pkv_batch_destroy(world.several_batch);
+  pkv_cache_destroy(world.several);
   pkv_pool_destroy(world.pool);
   unlink(world.path);
 }

@@ -119,7 +119,7 @@ static void test_prepare(void) {
   CHECK_OK(pkv_batch_get_info(batch, &after));
   CHECK(memcmp(&before, &after, sizeof before) == 0);
   pkv_array array;
-  const int wrong_tables[] = {-1, 9, 1 << 30};
+  const int wrong_tables[] = {-1, 11, 1 << 30};
   for (int64_t i = 0; i < COUNT(wrong_tables); ++i) {
     CHECK_REFUSED(cache, pkv_batch_get_table(batch, (pkv_batch_table)wrong_tables[i], &array), PKV_INVALID_ARGUMENT,
                   "table is");

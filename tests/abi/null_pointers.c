@@ -84,6 +84,14 @@ static void test_layout_and_create(void) {
   CHECK_INVALID(pkv_cache_create(&without_layout, &cache), "layout is NULL");
   CHECK_INVALID(pkv_cache_create(&with_half_layout, &cache), "groups is NULL");
   CHECK_INVALID(pkv_cache_create(&options, NULL), "out is NULL");
+  const char *const devices[] = {"host:0", NULL};
+  pkv_cache_options over_several = make_cache_options(&layout, 4);
+  over_several.device = NULL;
+  over_several.num_devices = 2;
+  over_several.shard = PKV_SHARD_HEADS;
+  CHECK_INVALID(pkv_cache_create(&over_several, &cache), "devices is NULL");
+  over_several.devices = devices;
+  CHECK_INVALID(pkv_cache_create(&over_several, &cache), "devices[1] is NULL");
   CHECK(cache == NULL);
   pkv_cache_destroy(NULL);
 }
@@ -114,6 +122,14 @@ static void test_cache(void) {
   CHECK_INVALID(pkv_trace_start(NULL, "x"), "cache is NULL");
   CHECK_INVALID(pkv_trace_stop(NULL), "cache is NULL");
   CHECK_INVALID(pkv_cache_block_ptr(NULL, 0, &address), "cache is NULL");
+  pkv_shard_info shard;
+  memset(&shard, 0, sizeof shard);
+  shard.struct_size = sizeof shard;
+  CHECK_INVALID(pkv_cache_get_shard(NULL, 0, &shard), "cache is NULL");
+  pkv_cache *part = NULL;
+  CHECK_INVALID(pkv_cache_get_part(NULL, 0, &part), "cache is NULL");
+  CHECK_INVALID(pkv_cache_get_part(cache, 0, NULL), "out is NULL");
+  CHECK_REFUSED(cache, pkv_cache_get_shard(cache, 0, NULL), PKV_INVALID_ARGUMENT, "out is NULL");
   CHECK_INVALID(pkv_cache_victims(NULL, 1, &sequence, 1, &number), "cache is NULL");
   CHECK_REFUSED(cache, pkv_cache_set_kv_scales(cache, 0, NULL, scales), PKV_INVALID_ARGUMENT, "k_scale is NULL");
   CHECK_REFUSED(cache, pkv_cache_set_kv_scales(cache, 0, scales, NULL), PKV_INVALID_ARGUMENT, "v_scale is NULL");
@@ -283,6 +299,8 @@ static void test_many_sequences(void) {
   int64_t number = 0;
   CHECK_OK(pkv_sequence_append(cache, sequence, NULL, 2, NULL));
   CHECK_INVALID(pkv_sequence_shift(NULL, sequence, 0, 1, NULL), "cache is NULL");
+  CHECK_INVALID(pkv_sequence_migrate(NULL, sequence, 0, NULL, &other), "cache is NULL");
+  CHECK_REFUSED(cache, pkv_sequence_migrate(cache, sequence, 0, NULL, NULL), PKV_INVALID_ARGUMENT, "out is NULL");
   CHECK_INVALID(pkv_sequences_open(NULL, kTokens, 2, counts, 1, NULL, &other, &number), "cache is NULL");
   CHECK_INVALID(pkv_sequences_fork(NULL, &sequence, zeros, 1, &other), "cache is NULL");
   CHECK_INVALID(pkv_sequences_commit(NULL, &sequence, counts, 1, kTokens, 2), "cache is NULL");
@@ -361,6 +379,11 @@ static void test_batch(void) {
   CHECK_INVALID(pkv_batch_get_table(batch, PKV_SEQ_LENS, NULL), "out is NULL");
   CHECK_INVALID(pkv_batch_get_device_table(NULL, PKV_SEQ_LENS, &array), "batch is NULL");
   CHECK_INVALID(pkv_batch_get_device_table(batch, PKV_SEQ_LENS, NULL), "out is NULL");
+  pkv_batch *part = NULL;
+  CHECK_INVALID(pkv_batch_get_part(NULL, 0, &part), "batch is NULL");
+  CHECK_INVALID(pkv_batch_get_part(batch, 0, NULL), "out is NULL");
+  CHECK_INVALID(pkv_batch_get_shard_table(NULL, PKV_SEQ_LENS, 0, &array), "batch is NULL");
+  CHECK_INVALID(pkv_batch_get_shard_table(batch, PKV_SEQ_LENS, 0, NULL), "out is NULL");
   CHECK_INVALID(pkv_batch_get_info(NULL, &info), "batch is NULL");
   CHECK_INVALID(pkv_batch_get_info(batch, NULL), "out is NULL");
   CHECK_OK(pkv_cache_check(cache));
@@ -422,6 +445,14 @@ static void test_kernels(void) {
   CHECK_INVALID(pkv_scatter_kv(cache, 0, batch, 0, 0, 2, &rows, NULL, NULL), "v is NULL");
   CHECK_INVALID(pkv_scatter_kv(cache, 0, batch, 0, 0, 2, &no_rows, &rows, NULL), "k has data NULL");
   CHECK_INVALID(pkv_scatter_kv(cache, 0, batch, 0, 0, 2, &rows, &no_rows, NULL), "v has data NULL");
+  CHECK_INVALID(pkv_gather_shard_kv(NULL, 0, 0, batch, 0, 0, 2, &rows, &rows, NULL), "cache is NULL");
+  CHECK_INVALID(pkv_gather_shard_kv(cache, 0, 0, NULL, 0, 0, 2, &rows, &rows, NULL), "batch is NULL");
+  CHECK_INVALID(pkv_gather_shard_kv(cache, 0, 0, batch, 0, 0, 2, NULL, &rows, NULL), "k is NULL");
+  CHECK_INVALID(pkv_gather_shard_kv(cache, 0, 0, batch, 0, 0, 2, &rows, NULL, NULL), "v is NULL");
+  CHECK_INVALID(pkv_scatter_shard_kv(NULL, 0, 0, batch, 0, 0, 2, &rows, &rows, NULL), "cache is NULL");
+  CHECK_INVALID(pkv_scatter_shard_kv(cache, 0, 0, NULL, 0, 0, 2, &rows, &rows, NULL), "batch is NULL");
+  CHECK_INVALID(pkv_scatter_shard_kv(cache, 0, 0, batch, 0, 0, 2, NULL, &rows, NULL), "k is NULL");
+  CHECK_INVALID(pkv_scatter_shard_kv(cache, 0, 0, batch, 0, 0, 2, &rows, NULL, NULL), "v is NULL");
   CHECK_INVALID(pkv_attend(NULL, 0, batch, &rows, &rows, NULL), "cache is NULL");
   CHECK_INVALID(pkv_attend(cache, 0, NULL, &rows, &rows, NULL), "batch is NULL");
   CHECK_INVALID(pkv_attend(cache, 0, batch, NULL, &rows, NULL), "q is NULL");

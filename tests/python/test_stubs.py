@@ -51,8 +51,8 @@ def test_the_package_is_typed():
     assert any((folder / "py.typed").exists() for folder in FOLDERS)
 
 
-@pytest.mark.parametrize("module", [*MODULES, "_arrays", "_dlpack", "_events", "_monitor", "_prompt", "_snapshot", "_tensors",
-                                     "_transfer"])
+@pytest.mark.parametrize("module", [*MODULES, "_adopted", "_arrays", "_dlpack", "_events", "_monitor", "_planes", "_prompt",
+                                     "_snapshot", "_tensors", "_transfer", "_views"])
 def test_every_module_has_a_stub(module):
     assert read_stub(module)
     assert importlib.import_module(f"pagedkv.{module}").__doc__

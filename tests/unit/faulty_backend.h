@@ -41,6 +41,7 @@ class FaultyBackend final : public Backend {
     if (memory->base != nullptr && allocations_.erase(memory->base) == 0) ++num_wrong_releases_;
     host_->release_memory(memory);
   }
+  Status check_adopted(const void *, uint64_t) override { return attempt("check_adopted"); }
   int64_t num_wrong_releases() const { return num_wrong_releases_; }
   Status resize_memory(DeviceMemory *memory, uint64_t bytes) override {
     PKV_TRY(attempt("resize_memory"));
@@ -109,6 +110,10 @@ class FaultyBackend final : public Backend {
   Status copy_blocks(const CopyBlocksParams &params, pkv_stream stream) override {
     PKV_TRY(attempt("copy_blocks"));
     return host_->copy_blocks(params, stream);
+  }
+  Status copy_from_peer(Backend *, const PeerCopyParams &params) override {
+    PKV_TRY(attempt("copy_from_peer"));
+    return host_->copy_from_peer(host_, params);
   }
   Status move_rows(const MoveRowsParams &params, pkv_stream stream) override {
     PKV_TRY(attempt("move_rows"));

@@ -55,7 +55,8 @@ class StreamBackend final : public Backend {
     return clock;
   }
   // An event of the caller's own.
-  void order(pkv_stream first, pkv_stream second) { merge_clock(clocks_[id_of(first)], &clocks_[id_of(second)]); }
+  void order(pkv_stream first, pkv_stream second) { order(clocks_[id_of(first)], second); }
+  void order(const StreamClock &first, pkv_stream second) { merge_clock(first, &clocks_[id_of(second)]); }
   // What was noted since the last time, "record 1; wait 2".
   std::string take_log() {
     std::string text;
@@ -97,6 +98,9 @@ class StreamBackend final : public Backend {
   }
   Status create_table_uploader(uint64_t, std::unique_ptr<TableUploader> *) override { return PKV_INTERNAL; }
   Status build_csr(const BuildCsrParams &, pkv_stream) override { return PKV_INTERNAL; }
+  Status copy_from_peer(Backend *, const PeerCopyParams &params) override {
+    return host_->copy_from_peer(host_, params);
+  }
   Status check_not_capturing(pkv_stream stream) override {
     id_of(stream);
     if (capturing.count(stream) == 0) return PKV_OK;

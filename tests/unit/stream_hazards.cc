@@ -59,7 +59,8 @@ class Hazards {
     if (seed % 2 == 0) options.tiers.num_host_slots = 1 + pick(2 * kNumBlocks);
     options.rope.rotary_dim = 8;
     options.rope.base = 10000.0;
-    REQUIRE(Cache::create(&backend_, options, &cache_) == PKV_OK);
+    options.devices = {&backend_};
+    REQUIRE(Cache::create(options, {{options.layout}}, &cache_) == PKV_OK);
     backend_.base = cache_->pool().base();
     backend_.block_bytes = options.layout.block_bytes();
     BatchOptions batch_options = {};
@@ -243,7 +244,7 @@ class Hazards {
     const pkv_sequence id = sequences_[index].id;
     const std::vector<Before> before = {look(id)};
     pkv_stream stream = PKV_STREAM_OF_SEQUENCE;
-    if (pick(3) == 0 && stepped_.count(id) > 0 && !is_offloaded(id)) {  // its last work is on another stream, by events of the caller
+    if (pick(3) == 0 && stepped_.count(id) > 0 && !is_offloaded(id)) {  // its last work is on another, by the caller's events
       stream = pick_stream();
       backend_.order(streams_[id], stream);
       queue_step(before, stream);
@@ -353,8 +354,45 @@ class Hazards {
     sequences_.push_back(loaded);
   }
 
+  // An engine that works on a stream: it writes as soon as it may.
+  void receive() {
+    const pkv_stream stream = pick_stream();
+    pkv_transfer id = 0;
+    pkv_array blocks = {};
+    if (transfers_.size() >= 3) return finish();
+    if (cache_->receive(1 + pick(4), {}, stream, &id, &blocks) != PKV_OK) return;
+    const StreamClock clock = backend_.queue(stream);
+    Receiving transfer = {id, {}, clock};
+    for (int64_t i = 0; i < blocks.shape[0] * kBlockSize; ++i) {
+      const int32_t block = static_cast<const int32_t *>(blocks.data)[i / kBlockSize];
+      transfer.slots.push_back(block * int64_t{kBlockSize} + i % kBlockSize);
+      write(transfer.slots.back(), backend_.id_of(stream), clock);
+    }
+    transfers_.push_back(transfer);
+    release_array(static_cast<ArrayHeader *>(blocks.owner));
+  }
+
+  void finish() {
+    if (transfers_.empty()) return;
+    const auto transfer = transfers_.back();
+    transfers_.pop_back();
+    if (pick(3) == 0) {
+      REQUIRE(cache_->finish_transfer(transfer.id) == PKV_OK);
+      for (const int64_t slot : transfer.slots) uses_[static_cast<size_t>(slot)].writer = 0;  // the caller has seen it end
+      return;
+    }
+    OpenSequence sequence = {};
+    const std::vector<int64_t> tokens(static_cast<size_t>(pick(static_cast<int64_t>(transfer.slots.size()) + 1)), pick(5));
+    const pkv_stream stream = pick_stream();
+    backend_.order(transfer.clock, stream);
+    REQUIRE(cache_->commit_transfer(transfer.id, tokens.data(), static_cast<int64_t>(tokens.size()), stream,
+                                    &sequence.id) == PKV_OK);
+    streams_[sequence.id] = stream;
+    sequences_.push_back(sequence);
+  }
+
   void step_at_random() {
-    last_call_ = static_cast<int>(pick(cache_->has_tiers() ? 17 : 14));
+    last_call_ = static_cast<int>(pick(cache_->has_tiers() ? 19 : 16));
     OpenSequence *sequence = pick_sequence();
     int64_t count = 0;
     switch (last_call_) {
@@ -373,9 +411,11 @@ class Hazards {
       case 12:
         if (sequence != nullptr) cache_->truncate(sequence->id, pick(look(sequence->id).length + 1));
         return;
-      case 14:
-      case 15:
-      case 16: return preempt();
+      case 13: return receive();
+      case 14: return finish();
+      case 16:
+      case 17:
+      case 18: return preempt();
       default:
         if (pick(2) == 0) {
           if (sequence != nullptr) cache_->reserve(sequence->id, pick(9));
@@ -404,6 +444,12 @@ class Hazards {
   std::map<pkv_sequence, pkv_stream> streams_;  // of the last steps
   std::set<pkv_sequence> stepped_;              // that some step of the caller has read
   std::vector<Uses> uses_;                      // by slot; the tables of the batch last
+  struct Receiving {
+    pkv_transfer id;
+    std::vector<int64_t> slots;
+    StreamClock clock;  // of the engine's work
+  };
+  std::vector<Receiving> transfers_;
   int last_call_ = 0;
 };
 
@@ -436,7 +482,8 @@ TEST_CASE("transfers that cannot be ordered or queued") {
   options.pool.num_blocks = 8;
   options.tiers.num_host_slots = 8;
   std::shared_ptr<Cache> cache;
-  REQUIRE(Cache::create(&backend, options, &cache) == PKV_OK);
+  options.devices = {&backend};
+  REQUIRE(Cache::create(options, {{options.layout}}, &cache) == PKV_OK);
   backend.make_stream(1);
   const int64_t tokens[] = {1, 2, 3, 4, 5, 6, 7, 8, 9};
   pkv_sequence id = 0;

@@ -33,6 +33,7 @@ Status CudaBackend::create(int ordinal, CudaBackend **out) {
 }
 
 Status CudaBackend::prepare_device(int ordinal) {
+  ordinal_ = ordinal;
   std::snprintf(device_, sizeof device_, "cuda:%d", ordinal);
   cudaDeviceProp properties = {};
   PKV_TRY_CUDA(cudaGetDeviceProperties(&properties, ordinal));
@@ -127,6 +128,26 @@ void CudaBackend::release_memory(DeviceMemory *memory) {
   if (error == cudaSuccess || error == cudaErrorCudartUnloading) return;
   cudaGetLastError();
   log(PKV_LOG_WARNING, "%s: cudaFree: %s", device_, cudaGetErrorString(error));
+}
+
+// Its first and its last byte: an allocation is of one device.
+Status CudaBackend::check_adopted(const void *memory, uint64_t bytes) {
+  const ContextScope scope(context_);
+  PKV_TRY(scope.status());
+  const char *first = static_cast<const char *>(memory);
+  for (const char *address : {first, first + (bytes > 0 ? bytes - 1 : 0)}) {
+    cudaPointerAttributes attributes = {};
+    PKV_TRY_CUDA(cudaPointerGetAttributes(&attributes, address));
+    if (attributes.type == cudaMemoryTypeManaged) continue;
+    if (attributes.type != cudaMemoryTypeDevice) {
+      return fail(PKV_INVALID_ARGUMENT, "memory: %p is no memory of %s", static_cast<const void *>(address), device_);
+    }
+    if (attributes.device != ordinal_) {
+      return fail(PKV_INVALID_ARGUMENT, "memory: %p is of cuda:%d, not of %s", static_cast<const void *>(address),
+                  attributes.device, device_);
+    }
+  }
+  return PKV_OK;
 }
 
 Status CudaBackend::resize_memory(DeviceMemory *, uint64_t) {

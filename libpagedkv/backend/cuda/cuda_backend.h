@@ -23,6 +23,7 @@ class CudaBackend final : public Backend {
   Status query(DeviceInfo *out) override;
   Status allocate_memory(uint64_t bytes, DeviceMemory *out) override;
   void release_memory(DeviceMemory *memory) override;
+  Status check_adopted(const void *memory, uint64_t bytes) override;
   Status resize_memory(DeviceMemory *memory, uint64_t bytes) override;
   Status allocate_pinned(uint64_t bytes, DeviceMemory *out) override;
   void release_pinned(DeviceMemory *memory) override;
@@ -43,6 +44,7 @@ class CudaBackend final : public Backend {
   bool is_event_done(DeviceEvent event) override;
   uint64_t attend_workspace_bytes(int32_t head_dim) override;
   Status copy_blocks(const CopyBlocksParams &params, pkv_stream stream) override;
+  Status copy_from_peer(Backend *source, const PeerCopyParams &params) override;
   Status move_rows(const MoveRowsParams &params, pkv_stream stream) override;
   Status zero_blocks(const ZeroBlocksParams &params, pkv_stream stream) override;
   Status write_kv(const WriteKvParams &params, pkv_stream stream) override;
@@ -54,7 +56,11 @@ class CudaBackend final : public Backend {
   Status prepare_device(int ordinal);
   Status allocate_cuda(uint64_t bytes, void **out);
 
+  void enable_peer_access(const CudaBackend &peer);
+
+  int ordinal_ = 0;
   char device_[16] = "";
+  int ordinal_ = 0;
   char name_[128] = "";
   int32_t compute_capability_ = 0;
   int32_t num_processors_ = 0;

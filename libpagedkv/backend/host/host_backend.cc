@@ -14,15 +14,16 @@
 namespace pkv {
 namespace {
 
-// Without state of its own. Streams mean nothing here: work is done at return.
+// Without state but its name. Streams mean nothing here: work is done at return.
 class HostBackend final : public Backend {
  public:
-  const char *device() const override { return "host"; }
+  const char *device() const override { return device_; }
+  void set_ordinal(int ordinal) { std::snprintf(device_, sizeof device_, "host:%d", ordinal); }
   bool is_host() const override { return true; }
 
   Status query(DeviceInfo *out) override {
     const MemoryLimits limits = read_memory_limits("");
-    std::snprintf(out->device, sizeof out->device, "host");
+    std::snprintf(out->device, sizeof out->device, "%s", device_);
     read_processor_name(out->name, sizeof out->name);
     out->total_bytes = limits.total_bytes;
     out->free_bytes = limits.available_bytes;
@@ -79,6 +80,16 @@ class HostBackend final : public Backend {
 
   Status copy_blocks(const CopyBlocksParams &params, pkv_stream) override { return copy_host_blocks(params); }
 
+  Status copy_from_peer(Backend *, const PeerCopyParams &params) override {
+    for (int64_t i = 0; i < params.count; ++i) {
+      const uint64_t from = static_cast<uint64_t>(params.sources[i]) * params.block_bytes;
+      const uint64_t to = static_cast<uint64_t>(params.destinations[i]) * params.block_bytes;
+      std::memcpy(static_cast<char *>(params.base) + to, static_cast<const char *>(params.source_base) + from,
+                  params.block_bytes);
+    }
+    return PKV_OK;
+  }
+
   Status move_rows(const MoveRowsParams &params, pkv_stream) override {
     const bool is_reference = host_kernels().inner == nullptr;
     move_host_rows(params, is_reference ? 1 : host_num_threads());
@@ -126,6 +137,16 @@ class HostBackend final : public Backend {
     }
     return PKV_OK;
   }
+
+ private:
+  char device_[16] = "host";
+};
+
+struct NumberedBackends {
+  HostBackend backends[kNumHostDevices];
+  NumberedBackends() {
+    for (int ordinal = 0; ordinal < kNumHostDevices; ++ordinal) backends[ordinal].set_ordinal(ordinal);
+  }
 };
 
 }  // namespace
@@ -133,6 +154,11 @@ class HostBackend final : public Backend {
 Backend *host_backend() {
   static HostBackend backend;
   return &backend;
+}
+
+Backend *numbered_host_backend(int ordinal) {
+  static NumberedBackends numbered;
+  return &numbered.backends[ordinal];
 }
 
 }  // namespace pkv
