@@ -325,6 +325,13 @@ def test_options_are_checked(device):
         make_cache(device, 4, host_tier=(1 << 31) * one if one > 1 << 20 else "4000TiB")
 
 
+def test_several_devices_have_no_tier():
+    layout = pagedkv.Layout(num_layers=2, num_kv_heads=2, head_dim=8, dtype="float32", block_size=4)
+    for shard in ("heads", "layers", "sequences"):
+        with pytest.raises(pagedkv.UnsupportedError, match="one device"):
+            pagedkv.Cache(layout, num_blocks=4, devices=["host", "host"], shard=shard, host_tier=4 * layout.block_bytes)
+
+
 def test_a_recording_is_refused(device, tmp_path):
     cache = make_tiered(device, 8, 16)
     with refused(cache, pagedkv.UnsupportedError):
