@@ -355,6 +355,16 @@ typedef struct pkv_cache_options {
                                 may stand more than once */
   int32_t num_devices;       /* 0: device alone */
   pkv_shard shard;           /* what each of several devices holds */
+  /* Tiers (docs/tiers.md): where evicted blocks go, so that a later open finds them again. */
+  uint64_t host_tier_bytes;   /* pinned host memory for as many blocks as fit; 0: no host tier */
+  int64_t host_tier_blocks;   /* or so many blocks */
+  const char *disk_tier_path; /* NULL, or the file behind the host tier; made where there is none, kept at the end. One
+                                 cache at a time. If it cannot be used the log says so and the cache goes on without */
+  uint64_t disk_tier_bytes;   /* largest size of the file */
+  const char *tier_identity;  /* NULL, or a name of the model and its weights: a file of another one is left alone */
+  double recompute_tokens_per_second; /* only what is cheaper to fetch than to compute anew is offloaded; 0: everything */
+  int64_t tier_min_hits;      /* blocks that were hit less often are not offloaded */
+  pkv_toggle disk_tier_reset; /* default off. On: pkv_cache_reset empties the file, too */
 } pkv_cache_options;
 
 PKV_API pkv_status pkv_cache_create(const pkv_cache_options *options, pkv_cache **out);
@@ -372,7 +382,7 @@ PKV_API pkv_status pkv_cache_evict(pkv_cache *cache, int64_t n, int64_t *out_evi
  * many blocks; may be NULL. */
 PKV_API pkv_status pkv_cache_zero_uncached(pkv_cache *cache, pkv_stream stream, int64_t *out_count);
 
-/* Forgets every cached block and every pin. BUSY while sequences or transfers are open. */
+/* Forgets every cached block, in the host tier too, and every pin. BUSY while sequences or transfers are open. */
 PKV_API pkv_status pkv_cache_reset(pkv_cache *cache);
 
 typedef struct pkv_cache_stats {
@@ -417,6 +427,28 @@ typedef struct pkv_cache_stats {
   uint64_t device_free_bytes;
   int64_t unused_slots;        /* by pkv_cache_measure; -1 before the first */
   int64_t free_tail_blocks;
+  /* Tiers. Bytes are blocks times block_bytes. */
+  int64_t host_tier_blocks;    /* room in the host tier */
+  int64_t host_tier_resident;  /* of that, in use: findable, or of offloaded sequences */
+  int64_t host_hit_tokens;     /* of hit_tokens, restored from the host tier */
+  int64_t disk_hit_tokens;     /* of hit_tokens, restored from the disk tier */
+  int64_t tier_misses;         /* prompts that no tier continued */
+  int64_t offloaded_blocks;    /* copied from the device to the host tier */
+  int64_t restored_blocks;     /* and back */
+  int64_t skipped_offloads;    /* evicted blocks that were let go: by the policy, or for want of room */
+  int64_t host_tier_evictions; /* blocks that the host tier gave up for others */
+  int64_t offloaded_sequences; /* now */
+  int64_t offload_rate;        /* measured, bytes per second; 0: not yet */
+  int64_t restore_rate;
+  int64_t is_disk_tier_on;     /* 0 without one, and after an error */
+  int64_t disk_tier_blocks;
+  int64_t disk_tier_resident;
+  int64_t disk_writes;         /* blocks */
+  int64_t disk_reads;
+  int64_t disk_drops;          /* blocks that the host tier gave up before they were written */
+  int64_t disk_damaged;        /* blocks of the file that were found damaged */
+  int64_t disk_write_rate;
+  int64_t disk_read_rate;
 } pkv_cache_stats;
 PKV_API pkv_status pkv_cache_get_stats(const pkv_cache *cache, pkv_cache_stats *out);
 
@@ -433,6 +465,10 @@ PKV_API pkv_status pkv_cache_check(const pkv_cache *cache);
 /* One JSON object about a block: state, holders, hash, why it cannot be evicted. Buffers: see pkv_cache_format_stats. */
 PKV_API pkv_status pkv_cache_explain(const pkv_cache *cache, int32_t block, char *buffer, size_t capacity,
                                      size_t *out_length);
+
+/* Returns when what was offloaded has arrived in the host tier, and what is findable there has been written to the disk
+ * tier; DEVICE_ERROR if that is switched off. A no-op without tiers. */
+PKV_API pkv_status pkv_cache_flush_tiers(pkv_cache *cache);
 
 /* Address of a block on the device; of several on the first (pkv_cache_get_shard has the others). */
 PKV_API pkv_status pkv_cache_block_ptr(const pkv_cache *cache, int32_t block, void **out);
@@ -524,6 +560,7 @@ typedef struct pkv_sequence_info {
   int32_t priority;
   uint64_t tag;
   int32_t device_index;      /* with PKV_SHARD_SEQUENCES, of the device that it is on; else 0 */
+  int32_t is_offloaded;      /* its blocks are in the host tier */
 } pkv_sequence_info;
 PKV_API pkv_status pkv_sequence_get_info(const pkv_cache *cache, pkv_sequence sequence, pkv_sequence_info *out);
 
@@ -543,6 +580,12 @@ PKV_API pkv_status pkv_sequence_shift(pkv_cache *cache, pkv_sequence sequence, i
 PKV_API pkv_status pkv_sequence_set_retention(pkv_cache *cache, pkv_sequence sequence, int64_t start, int64_t end,
                                               int32_t priority, int64_t ttl_ms);
 
+/* Preemption: moves all blocks of a sequence to the host tier, the partial last one too, or none (OUT_OF_BLOCKS where it
+ * has no room, NEVER_FITS where it is smaller; both count slots of the tier). The sequence stays open without blocks:
+ * until it is restored it can be looked at and closed; all else is BUSY. UNSUPPORTED without a host tier. */
+PKV_API pkv_status pkv_sequence_offload(pkv_cache *cache, pkv_sequence sequence);
+/* Brings them back, all or none: into uncached and evictable blocks, but for those that the cache has still. */
+PKV_API pkv_status pkv_sequence_restore(pkv_cache *cache, pkv_sequence sequence);
 /* With PKV_SHARD_SEQUENCES, moves a sequence to another device: what is cached there is taken, the other blocks are copied
  * and findable there from then on, and here it is closed. Its id changes. All or none; OUT_OF_BLOCKS as in load. Waits
  * for the streams: that of its last prepare here, and on the other device `stream`, an array as everywhere, or NULL. */

@@ -299,6 +299,9 @@ class Sequence {
   void set_retention(int64_t start, int64_t end, int32_t priority, int64_t ttl_ms = 0) {
     check(pkv_sequence_set_retention(cache_.get(), id_, start, end, priority, ttl_ms));
   }
+  // Preemption: to the host tier as a whole, and back.
+  void offload() { check(pkv_sequence_offload(cache_.get(), id_)); }
+  void restore() { check(pkv_sequence_restore(cache_.get(), id_)); }
   std::string explain() const {
     return read_text([this](char *buffer, size_t capacity, size_t *length) {
       return pkv_sequence_explain(cache_.get(), id_, buffer, capacity, length);
@@ -519,6 +522,8 @@ class Cache {
     return count;
   }
   void reset() { check(pkv_cache_reset(get())); }
+  // What was offloaded is in the host tier then, and what is findable there on the disk.
+  void flush_tiers() { check(pkv_cache_flush_tiers(get())); }
   // options: null for the saved namespace, regions, priority and tag.
   Sequence load_sequence(const pkv_snapshot_io &io, const pkv_open_options *options = nullptr,
                          pkv_stream stream = nullptr) {

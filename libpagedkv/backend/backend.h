@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "backend/params.h"
+#include "backend/transfer.h"
 #include "base/fork.h"
 #include "base/status.h"
 
@@ -58,6 +59,11 @@ class Backend {
   virtual Status check_adopted(const void *, uint64_t) { return PKV_OK; }
   // Grows or shrinks without moving; contents up to the smaller size are kept.
   virtual Status resize_memory(DeviceMemory *memory, uint64_t bytes) = 0;
+
+  // Memory of the host that transfers reach fastest: page-aligned, and pinned where the device has memory of its own.
+  virtual Status allocate_pinned(uint64_t bytes, DeviceMemory *out) = 0;
+  virtual void release_pinned(DeviceMemory *memory) = 0;  // empty memory is a no-op
+  virtual Status create_transfer_queue(std::unique_ptr<TransferQueue> *out) = 0;
 
   // Small constants (scales) that kernels read: from the host to the device, done at return.
   virtual Status upload(void *destination, const void *source, uint64_t bytes) = 0;

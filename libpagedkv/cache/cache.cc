@@ -10,12 +10,17 @@
 
 namespace pkv {
 
-Status Cache::create(const CacheOptions &options, const std::vector<ShardPlan> &plans, std::shared_ptr<Cache> *out) {
+Status Cache::create(const CacheOptions &given, const std::vector<ShardPlan> &plans, std::shared_ptr<Cache> *out) {
+  CacheOptions options = given;
   std::vector<std::unique_ptr<Shard>> shards(plans.size());
   for (size_t i = 0; i < plans.size(); ++i) {
     PKV_TRY(Shard::create(options.devices[i], plans[i], options.pool, &shards[i]));
   }
+  DiskHeader disk_header;
+  bool is_disk_new = true;
+  std::unique_ptr<DiskFile> disk_file = open_disk_file(&options, &disk_header, &is_disk_new);
   std::shared_ptr<Cache> cache(new Cache(options, std::move(shards)));
+  PKV_TRY(cache->create_tiers(options, std::move(disk_file), disk_header, is_disk_new));
   cache->ask_device();
   *out = std::move(cache);
   return PKV_OK;
@@ -156,6 +161,8 @@ Status Cache::reset() {
   if (num_transfers() > 0) return fail(PKV_BUSY, "%" PRId64 " transfers are open", num_transfers());
   drop_pins();
   blocks_.clear_cached();
+  if (host_tier_ != nullptr) host_tier_->clear();
+  if (disk_tier_ != nullptr && resets_disk_) disk_tier_->clear();
   ++serial_;
   publish();
   return PKV_OK;
@@ -278,6 +285,7 @@ void Cache::get_stats(pkv_cache_stats *out) const {
   out->device_free_bytes = static_cast<uint64_t>(monitor_.device_free_bytes.get());
   out->unused_slots = monitor_.unused_slots.get();
   out->free_tail_blocks = monitor_.free_tail_blocks.get();
+  get_tier_stats(out);
   out->is_failed = static_cast<int32_t>(values[kIsFailed]);
   out->is_tracing = trace_.is_recording();
   out->block_bytes = shards_[0]->plan.layout.block_bytes();

@@ -9,8 +9,8 @@
 // a sequence. window.cc: cuts, and what a sliding window gives back. partial_reuse.cc: hits inside a block. quotas.cc:
 // what namespaces may have. prefixes.cc: prefixes without a sequence, pins, retention. snapshot_save.cc, snapshot_load.cc,
 // prefix_tree.cc: snapshots. stream_order.cc: what waits for what across streams. transfers.cc: blocks on their way out
-// or in. several_devices.cc: what each device holds. audit.cc, explain_sequence.cc: check and explain. record.cc:
-// recording of calls. monitor.cc: measures, and the page of statistics.
+// or in. several_devices.cc: what each device holds. tiers.cc, preempt.cc: the host tier and the disk tier. audit.cc,
+// explain_sequence.cc: check and explain. record.cc: recording of calls. monitor.cc: measures, and the page of statistics.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +26,9 @@
 #include "cache/block_store.h"
 #include "cache/deadlines.h"
 #include "cache/device_streams.h"
+#include "cache/disk_tier.h"
 #include "cache/events.h"
+#include "cache/host_tier.h"
 #include "cache/layout.h"
 #include "cache/monitor.h"
 #include "cache/partial_index.h"
@@ -60,6 +62,23 @@ struct ReblockedNode;
 struct Snapshot;
 class SnapshotSink;
 
+struct TierOptions {
+  int64_t num_host_slots = 0;  // 0: no tiers
+  int64_t min_hits = 0;
+  double recompute_tokens_per_second = 0;
+  const char *disk_path = nullptr;  // read by create() only; null: no disk tier
+  const char *identity = nullptr;   // the same
+  int64_t num_disk_slots = 0;
+  bool resets_disk = false;
+};
+
+// A block that continues a prefix: on the device, or in a tier.
+struct TierHit {
+  Hash128 parent, hash;
+  int32_t block = kNoBlock;
+  int32_t host_slot = kNoSlot, disk_slot = kNoSlot;
+};
+
 struct CacheOptions {
   Layout layout;
   PoolOptions pool;
@@ -76,6 +95,7 @@ struct CacheOptions {
   std::vector<Backend *> devices;  // at least one; what holds the parts, pool.num_blocks each
   uint32_t first_index = 0;        // of its sequences: where several caches stand behind one handle, each has its own
   uint32_t num_indices = UINT32_MAX;
+  TierOptions tiers;
 };
 
 // How far a call goes: kChecks refuses what the whole would refuse and changes nothing that can be seen. Where several
@@ -244,6 +264,15 @@ class Cache {
   Status accept(const pkv_sequence *ids, const int64_t *num_drafts, const int64_t *num_kept, int64_t num_sequences,
                 const int64_t *kept, int64_t num_kept_tokens, pkv_stream stream, Extent extent = Extent::kAll);
 
+  // To the host tier as a whole, and back.
+  Status offload(pkv_sequence id);
+  Status restore(pkv_sequence id);
+  bool has_tiers() const { return host_tier_ != nullptr; }
+  // Returns when what was queued for the tiers is where it belongs.
+  Status flush_tiers();
+  // Text for the log, once. Any thread.
+  bool take_tier_failure(std::string *out_text);
+
   Status get_info(pkv_sequence id, pkv_sequence_info *out) const;  // all but struct_size
   Status get_blocks(pkv_sequence id, pkv_array *out) const;
   Status set_retention(pkv_sequence id, int64_t start, int64_t end, int32_t priority, int64_t ttl_ms);
@@ -356,9 +385,10 @@ class Cache {
  private:
   Cache(const CacheOptions &options, std::vector<std::unique_ptr<Shard>> shards);
 
-  Status find(pkv_sequence id, Sequence **out) const;  // NOT_FOUND for a stale id
+  Status find(pkv_sequence id, Sequence **out) const;  // NOT_FOUND for a stale id, BUSY for one that is offloaded
+  Status find_any(pkv_sequence id, Sequence **out) const;
   static Status check_prompt(const int64_t *tokens, int64_t num_tokens);
-  Status find_all(const pkv_sequence *ids, int64_t num_sequences);  // into found_; each once
+  Status find_all(const pkv_sequence *ids, int64_t num_sequences, bool takes_offloaded = false);  // into found_; each once
   // Ids: index and generation.
   uint32_t index_of(pkv_sequence id) const { return static_cast<uint32_t>(id) - first_index_; }
   pkv_sequence id_of(uint32_t index) const {
@@ -389,6 +419,7 @@ class Cache {
   // kNoNamespace. Throws std::bad_alloc.
   void note_regions() {
     has_regions_ = true;
+    if (disk_tier_ != nullptr) disk_tier_->note_regions();
     blocks_.namespaces().keep_epochs();
   }
   Status make_chain(const pkv_open_options &options, Chain *out);
@@ -526,6 +557,25 @@ class Cache {
   void publish_page(const StatsBoard::Values &board);
   void measure_blocks(pkv_cache_fragmentation *out);
 
+  // Tiers.
+  static std::unique_ptr<DiskFile> open_disk_file(CacheOptions *options, DiskHeader *out_header, bool *out_is_new);
+  Status create_tiers(const CacheOptions &options, std::unique_ptr<DiskFile> file, DiskHeader header, bool is_new);
+  Status check_tier(const char *what) const;
+  Status check_tiers() const;
+  void reserve_tier_hits(Sequence *sequence, int64_t num_tokens);
+  Status extend_by_tiers(Sequence *sequence, const int64_t *tokens, int64_t num_tokens);
+  void match_tiers(const Sequence &sequence, const int64_t *tokens, int64_t num_tokens);
+  void cut_tier_hits(const Sequence &sequence, const int64_t *tokens);
+  Status take_tier_hits(Sequence *sequence);
+  void evict_for_tier_hits(const Sequence &sequence);
+  Status restore_block(const Sequence &sequence, int64_t block_index, int32_t host_slot, bool was_stale);
+  Status flush_restored();
+  int64_t probe_tiers(const Chain &chain, int64_t num_hit, Hash128 previous, const int64_t *tokens,
+                      int64_t num_tokens) const;
+  void forget_in_tiers(const Hash128 &hash);
+  void drop_slots(Sequence *sequence);
+  void get_tier_stats(pkv_cache_stats *out) const;
+
   Backend *const backend_;
   const Layout layout_;
   const BlockMath block_math_;
@@ -542,6 +592,11 @@ class Cache {
   const std::shared_ptr<Pool> pool_;  // the first one's
   const BlockHasher hasher_;
   const std::unique_ptr<EventLog> events_;  // null: nobody asks
+  std::unique_ptr<HostTier> host_tier_;  // null: none
+  std::unique_ptr<DiskTier> disk_tier_;  // null: none; writes from the host tier
+  bool resets_disk_ = false;
+  std::vector<TierHit> tier_hits_;
+  std::vector<int32_t> restored_blocks_;
   BlockStore blocks_;
   StreamTable streams_;
   std::atomic<bool> is_failed_{false};  // kernels ask, beside a thread that mutates

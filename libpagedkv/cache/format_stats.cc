@@ -76,12 +76,33 @@ constexpr Field kFields[] = {
     PKV_FIELD(device_free_bytes, "device_free_bytes", kGauge, "Of that, free when it was asked last."),
     PKV_FIELD(unused_slots, "unused_slots", kGauge, "Token slots of held blocks without a token; -1 before a measure."),
     PKV_FIELD(free_tail_blocks, "free_tail_blocks", kGauge, "Blocks at the pool's end held by nobody; -1 before a measure."),
+    PKV_FIELD(host_tier_blocks, "host_tier_blocks", kGauge, "Room in the host tier, in blocks."),
+    PKV_FIELD(host_tier_resident, "host_tier_resident_blocks", kGauge, "Blocks in the host tier."),
+    PKV_FIELD(host_hit_tokens, "host_hit_tokens", kCounter, "Of the hit tokens, those restored from the host tier."),
+    PKV_FIELD(disk_hit_tokens, "disk_hit_tokens", kCounter, "Of the hit tokens, those restored from the disk tier."),
+    PKV_FIELD(tier_misses, "tier_misses", kCounter, "Prompts that no tier continued."),
+    PKV_FIELD(offloaded_blocks, "offloaded_blocks", kCounter, "Blocks copied from the device to the host tier."),
+    PKV_FIELD(restored_blocks, "restored_blocks", kCounter, "Blocks copied from the host tier to the device."),
+    PKV_FIELD(skipped_offloads, "skipped_offloads", kCounter, "Evicted blocks that were not offloaded."),
+    PKV_FIELD(host_tier_evictions, "host_tier_evictions", kCounter, "Blocks that the host tier gave up for others."),
+    PKV_FIELD(offloaded_sequences, "offloaded_sequences", kGauge, "Sequences whose blocks are in the host tier."),
+    PKV_FIELD(offload_rate, "offload_bytes_per_second", kGauge, "Measured rate of copies to the host tier."),
+    PKV_FIELD(restore_rate, "restore_bytes_per_second", kGauge, "Measured rate of copies from the host tier."),
+    PKV_FIELD(is_disk_tier_on, "is_disk_tier_on", kFlag, "1 while the disk tier is in use."),
+    PKV_FIELD(disk_tier_blocks, "disk_tier_blocks", kGauge, "Room in the disk tier, in blocks."),
+    PKV_FIELD(disk_tier_resident, "disk_tier_resident_blocks", kGauge, "Blocks in the disk tier."),
+    PKV_FIELD(disk_writes, "disk_writes", kCounter, "Blocks written to the disk tier."),
+    PKV_FIELD(disk_reads, "disk_reads", kCounter, "Blocks read from the disk tier."),
+    PKV_FIELD(disk_drops, "disk_drops", kCounter, "Blocks that the host tier gave up unwritten."),
+    PKV_FIELD(disk_damaged, "disk_damaged", kCounter, "Blocks of the disk tier that were found damaged."),
+    PKV_FIELD(disk_write_rate, "disk_write_bytes_per_second", kGauge, "Measured rate of writes to the disk tier."),
+    PKV_FIELD(disk_read_rate, "disk_read_bytes_per_second", kGauge, "Measured rate of reads from the disk tier."),
 };
 
 #undef PKV_FIELD
 
 // The struct has no member that the table has not.
-static_assert(kFields[std::size(kFields) - 1].offset + sizeof(pkv_cache_stats::free_tail_blocks) == sizeof(pkv_cache_stats),
+static_assert(kFields[std::size(kFields) - 1].offset + sizeof(pkv_cache_stats::disk_read_rate) == sizeof(pkv_cache_stats),
               "the last member of pkv_cache_stats stands last in the table");
 
 constexpr int kNumBuckets = static_cast<int>(std::size(decltype(pkv_cache_stats::reuse_distance){}));

@@ -16,7 +16,7 @@ Status name_item(Status status, int64_t i) { return fail(status, "sequences[%" P
 
 }  // namespace
 
-Status Cache::find_all(const pkv_sequence *ids, int64_t num_sequences) {
+Status Cache::find_all(const pkv_sequence *ids, int64_t num_sequences, bool takes_offloaded) {
   PKV_TRY(check_count("num_sequences", num_sequences));
   // A sequence may stand once in a call: more than are open are one too many, and are not read.
   const int64_t count = std::min<int64_t>(num_sequences, num_open_ + 1);
@@ -25,7 +25,9 @@ Status Cache::find_all(const pkv_sequence *ids, int64_t num_sequences) {
   ++plan_serial_;
   for (int64_t i = 0; i < count; ++i) {
     Sequence *sequence = nullptr;
-    if (find(ids[i], &sequence) != PKV_OK) {
+    const Status status = takes_offloaded ? find_any(ids[i], &sequence) : find(ids[i], &sequence);
+    if (status == PKV_BUSY) return name_item(status, i);
+    if (status != PKV_OK) {
       return fail(PKV_NOT_FOUND, "sequences[%" PRId64 "] is %#" PRIx64 ", which is not open", i, ids[i]);
     }
     if (sequence->plan_mark == plan_serial_) {
@@ -78,9 +80,15 @@ Status Cache::open_many(const int64_t *tokens, int64_t num_tokens, const int64_t
   }
   const int32_t *blocks = flat_blocks_.data();
   for (int64_t i = 0; i < num_sequences; ++i) {
+    finish_open(open_items_[i], blocks, counts[i]);
+    blocks += open_items_[i].num_hit;
+  }
+  // All of them hold what they hit before the first takes blocks for what it restores.
+  for (int64_t i = 0; i < num_sequences && host_tier_ != nullptr; tokens += counts[i++]) {
+    PKV_TRY(extend_by_tiers(open_items_[i].sequence, tokens, counts[i]));
+  }
+  for (int64_t i = 0; i < num_sequences; ++i) {
     const OpenItem &item = open_items_[i];
-    finish_open(item, blocks, counts[i]);
-    blocks += item.num_hit;
     out[i] = item.id;
     if (out_num_cached != nullptr) out_num_cached[i] = item.sequence->length;
   }
@@ -189,7 +197,7 @@ Status Cache::truncate_many(const pkv_sequence *ids, const int64_t *lengths, int
 }
 
 Status Cache::close_many(const pkv_sequence *ids, int64_t num_sequences, pkv_stream stream, Extent extent) {
-  PKV_TRY(find_all(ids, num_sequences));
+  PKV_TRY(find_all(ids, num_sequences, true));
   if (extent == Extent::kChecks) return PKV_OK;
   return close_found(ids, found_.data(), num_sequences, stream);
 }

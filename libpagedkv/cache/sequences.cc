@@ -17,6 +17,9 @@ Status Cache::find(pkv_sequence id, Sequence **out) const {
       *out = sequence;
       return PKV_OK;
     }
+    if (sequence->is_offloaded && sequence->generation == id >> 32) {
+      return fail(PKV_BUSY, "sequence %#" PRIx64 " is offloaded: restore it first", id);
+    }
   }
   return fail(PKV_NOT_FOUND, "sequence %#" PRIx64 " is not open", id);
 }
@@ -115,6 +118,7 @@ Status Cache::plan_open(int64_t i, const int64_t *tokens, int64_t num_tokens, co
   match_prefix(*sequence, tokens, num_tokens, &item->num_hit);
   match_partial(*sequence, tokens, num_tokens, item);
   ensure_table(sequence, item->num_hit + 1);
+  if (host_tier_ != nullptr) reserve_tier_hits(sequence, num_tokens);
   return PKV_OK;
 }
 
@@ -148,6 +152,7 @@ Status Cache::open(const int64_t *tokens, int64_t num_tokens, const pkv_open_opt
   PKV_TRY(plan_open(0, tokens, num_tokens, options, &item));
   acquire_level(item.sequence);
   finish_open(item, matched_.data(), num_tokens);
+  if (host_tier_ != nullptr) PKV_TRY(extend_by_tiers(item.sequence, tokens, num_tokens));
   publish();
   *out = item.id;
   *out_num_cached = item.sequence->length;
@@ -184,6 +189,10 @@ Status Cache::rematch(pkv_sequence id, const int64_t *tokens, int64_t num_tokens
                   tokens[i], taken);
     }
   }
+  if (host_tier_ != nullptr) {
+    expire();
+    reserve_tier_hits(sequence, num_tokens);
+  }
   OpenItem item = {};
   item.sequence = sequence;
   match_prefix(*sequence, tokens, num_tokens, &item.num_hit);
@@ -195,6 +204,7 @@ Status Cache::rematch(pkv_sequence id, const int64_t *tokens, int64_t num_tokens
     take_prefix(sequence, matched_.data(), item);
     count_hit(*sequence, sequence->length - old_length, item.partial_tokens - old_partial);
   }
+  if (host_tier_ != nullptr) PKV_TRY(extend_by_tiers(sequence, tokens, num_tokens));
   *out_num_cached = sequence->num_cached_tokens;
   finish_call(sequence);
   return PKV_OK;
@@ -361,6 +371,7 @@ Status Cache::truncate(pkv_sequence id, int64_t length) {
 }
 
 void Cache::finish_close(Sequence *sequence, uint32_t index) {
+  if (sequence->is_offloaded) drop_slots(sequence);
   cut_table(sequence, 0);
   streams_.leave(sequence->stream_slot);
   sequence->stream_slot = kNoStream;
@@ -391,13 +402,13 @@ Status Cache::close_found(const pkv_sequence *ids, Sequence *const *sequences, i
 
 Status Cache::close(pkv_sequence id, pkv_stream stream) {
   Sequence *sequence = nullptr;
-  PKV_TRY(find(id, &sequence));
+  PKV_TRY(find_any(id, &sequence));
   return close_found(&id, &sequence, 1, stream);
 }
 
 Status Cache::get_info(pkv_sequence id, pkv_sequence_info *out) const {
   Sequence *sequence = nullptr;
-  PKV_TRY(find(id, &sequence));
+  PKV_TRY(find_any(id, &sequence));
   out->length = sequence->length;
   out->settled_length = sequence->settled_length;
   out->num_cached_tokens = sequence->num_cached_tokens;
@@ -405,12 +416,13 @@ Status Cache::get_info(pkv_sequence id, pkv_sequence_info *out) const {
   out->namespace_id = sequence->chain.first.id;
   out->priority = sequence->priority;
   out->tag = sequence->tag;
+  out->is_offloaded = sequence->is_offloaded;
   return PKV_OK;
 }
 
 Status Cache::get_blocks(pkv_sequence id, pkv_array *out) const {
   Sequence *sequence = nullptr;
-  PKV_TRY(find(id, &sequence));
+  PKV_TRY(find_any(id, &sequence));
   if (sequence->table.size() == 0) sequence->table = SharedArray<int32_t>(1);  // a view needs something to keep
   *out = {};
   out->data = sequence->table.data();

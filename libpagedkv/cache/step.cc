@@ -23,7 +23,8 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
   step->are_tokens_known = false;
   for (int64_t i = 0; i < num_sequences; ++i) {
     Sequence *sequence = nullptr;
-    if (find(ids[i], &sequence) != PKV_OK) {
+    if (const Status status = find(ids[i], &sequence); status != PKV_OK) {
+      if (status == PKV_BUSY) return fail(status, "sequences[%" PRId64 "]: %s", i, last_error());
       return fail(PKV_NOT_FOUND, "sequences[%" PRId64 "] is %#" PRIx64 ", which is not open", i, ids[i]);
     }
     if (sequence->plan_mark == plan_serial_) {
@@ -304,9 +305,9 @@ Status Cache::discard_step(Step *step, Extent extent) {
   for (size_t i = 0; i < step->items.size(); ++i) {
     StepItem &item = step->items[i];
     Sequence *sequence = nullptr;
-    if (find(item.id, &sequence) != PKV_OK) {
+    if (find_any(item.id, &sequence) != PKV_OK) {
       item.sequence = nullptr;  // closed since
-    } else if (sequence->change_serial != step->serial) {
+    } else if (sequence->change_serial != step->serial) {  // offloaded, too
       return fail(PKV_INVALID_ARGUMENT, "sequences[%zu] of the step has changed since", i);
     }
   }
@@ -349,6 +350,8 @@ Status Cache::discard_step(Step *step, Extent extent) {
 
   for (int64_t i = 0; i < hashed.size(); ++i) {
     if (is_still_hashed(i)) blocks_.drop_hash(hashed.block(i));
+    // Of a sequence closed since it may have got there.
+    if (host_tier_ != nullptr) forget_in_tiers(hashed.hash(i));
   }
   // A copy is undone if nobody has touched the cache since and its source, which another sequence of the step may have
   // gone on writing, is still as it was below the copied length.

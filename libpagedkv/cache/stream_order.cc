@@ -90,8 +90,9 @@ Status Cache::order_loaded(const int32_t *blocks, int64_t count, StreamSlot slot
 Status Cache::check_streams() const {
   std::vector<int64_t> num_open(256, 0);
   for (const std::unique_ptr<Sequence> &sequence : sequences_) {
-    if (sequence->is_open) ++num_open[sequence->stream_slot];
+    if (sequence->is_open || sequence->is_offloaded) ++num_open[sequence->stream_slot];
   }
+  if (host_tier_ != nullptr && streams_.is_enabled()) ++num_open[host_tier_->stream_slot()];
   return streams_.validate(num_open);
 }
 

@@ -42,6 +42,13 @@ class Cache:
         rope: Rope | None = None,
         devices: Collection[str] | None = None,
         shard: Shard | None = None,
+        host_tier: str | int | None = None,
+        disk_tier: str | bytes | os.PathLike[str] | None = None,
+        disk_tier_bytes: str | int | None = None,
+        tier_identity: str | None = None,
+        recompute_tokens_per_second: float = 0.0,
+        tier_min_hits: int = 0,
+        disk_tier_reset: bool = False,
     ) -> None: ...
     def open(
         self,
@@ -100,6 +107,7 @@ class Cache:
     def zero_uncached(self, stream: Streams = 0) -> int: ...
     def victims(self, n: int) -> list[Sequence]: ...
     def reset(self) -> None: ...
+    def flush_tiers(self) -> None: ...
     def load_sequence(
         self,
         file: Source,

@@ -26,6 +26,8 @@ from pagedkv._errors cimport check
 from pagedkv._prefixes import invalidate, namespace_stats, pin, probe, set_quota, touch
 from pagedkv._sequences import accept, close_many, commit_many, fork_many, open_many, reorder, truncate_many
 from pagedkv._memory cimport set_memory
+from pagedkv._tiers cimport as_path, set_tiers
+from pagedkv._tiers import flush_tiers
 from pagedkv._monitor import measure, publish_stats, unpublish_stats
 from pagedkv._pool cimport export_blocks
 from pagedkv._prompt cimport Prompt, read_prompt, release_prompt
@@ -55,7 +57,8 @@ cdef dict EVICTIONS = {
 cdef class Cache:
     """Cache(layout, num_blocks=None, memory=None, device="auto", prefix_caching=True, eviction="lru", buffer=None, \
 hash_seed=0, low_water=0, event_capacity=0, window=None, sinks=0, partial_reuse=False, rope=None, devices=None, \
-shard=None)\n--\n\n\
+shard=None, host_tier=None, disk_tier=None, disk_tier_bytes=None, tier_identity=None, recompute_tokens_per_second=0.0, \
+tier_min_hits=0, disk_tier_reset=False)\n--\n\n\
 Token sequences over blocks of one device, with a prefix cache.
 
     The size is given by num_blocks, by memory ("20GiB", bytes as an int, or a float: a share of the free memory), or by
@@ -71,6 +74,11 @@ Token sequences over blocks of one device, with a prefix cache.
     devices: a list of names in place of device, for one cache over several; shard says what each holds: "heads", an equal
     share of the KV heads of every layer, "layers", layers in a row, or "sequences", whole sequences (num_blocks is then of
     each). The layout is the whole model's, stream may be a list. `shards` tells what each device holds.
+    host_tier: pinned host memory ("4GiB", or bytes as an int) for evicted blocks, which a later open() finds again.
+    disk_tier: a path, and disk_tier_bytes its largest size: the file behind the host tier, kept for later processes.
+    tier_identity: a name of the model and its weights; a file of another one is left alone.
+    recompute_tokens_per_second: only what is cheaper to fetch than to compute is offloaded, 0: everything. tier_min_hits:
+    blocks that were hit less often are not offloaded. disk_tier_reset: reset() empties the file, too.
 
     One thread at a time may mutate a cache and its batches; write_kv and attend may run beside it. On the host a cache
     exports its memory: numpy.asarray(cache) is uint8 [num_blocks, block_bytes], without a copy; while such views live,
@@ -78,7 +86,8 @@ Token sequences over blocks of one device, with a prefix cache.
 
     def __init__(self, layout, num_blocks=None, memory=None, device="auto", prefix_caching=True, eviction="lru",
                  buffer=None, hash_seed=0, low_water=0, event_capacity=0, window=None, sinks=0, partial_reuse=False,
-                 rope=None, devices=None, shard=None):
+                 rope=None, devices=None, shard=None, host_tier=None, disk_tier=None, disk_tier_bytes=None,
+                 tier_identity=None, recompute_tokens_per_second=0.0, tier_min_hits=0, disk_tier_reset=False):
         cdef pkv_cache_options options
         cdef pkv_rope rotation
         cdef pkv_cache_stats stats
@@ -128,6 +137,8 @@ Token sequences over blocks of one device, with a prefix cache.
                 raise InvalidArgumentError(f"rope must be a pagedkv.Rope, got {describe(rope)}")
             rotation = (<Rope> rope)._rope
             options.rope = &rotation
+        tiers = set_tiers(&options, host_tier, disk_tier, disk_tier_bytes, tier_identity, recompute_tokens_per_second,
+                          tier_min_hits, disk_tier_reset)
         with nogil:
             status = pkv_cache_create(&options, &self._cache)
         check(status)
@@ -347,6 +358,8 @@ Token sequences over blocks of one device, with a prefix cache.
         self.enter()
         check(pkv_cache_reset(self._cache))
 
+    flush_tiers = flush_tiers
+
     # ---- Snapshots
 
     def load_sequence(self, file, namespace=None, priority=None, tag=None, stream=0):
@@ -518,12 +531,7 @@ Token sequences over blocks of one device, with a prefix cache.
     def trace_start(self, path):
         """Records every call that changes the cache into a file, for `pagedkv replay`. The cache must be empty: no
         open sequences, pins or cached blocks (BusyError)."""
-        cdef bytes name
-        if not isinstance(path, (str, bytes, os.PathLike)):
-            raise InvalidArgumentError(f"path must be a path, got {describe(path)}")
-        name = os.fsencode(path)
-        if b"\0" in name:
-            raise InvalidArgumentError(f"path has a NUL in it: {path!r}")
+        cdef bytes name = as_path(path, "path")
         self.enter()
         check(pkv_trace_start(self._cache, name))
 

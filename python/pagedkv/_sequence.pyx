@@ -16,7 +16,7 @@ from pagedkv.abi cimport (
     PKV_STREAM_OF_SEQUENCE, pkv_array, pkv_sequence_append, pkv_sequence_blocks, pkv_sequence_close,
     pkv_sequence_commit, pkv_sequence_fork, pkv_sequence_get_info, pkv_sequence_rematch, pkv_sequence_reserve,
     pkv_sequence_migrate, pkv_sequence_set_retention, pkv_sequence_shift, pkv_sequence_truncate, pkv_status)
-from pagedkv.abi cimport pkv_sequence_explain
+from pagedkv.abi cimport pkv_sequence_explain, pkv_sequence_offload, pkv_sequence_restore
 from pagedkv._cache cimport Cache
 
 
@@ -183,6 +183,29 @@ cdef class Sequence:
         self.enter()
         check(pkv_sequence_set_retention(self._cache._cache, self._id, first, last, level, ttl_ms))
 
+    def offload(self):
+        """Preemption: moves all its blocks to the host tier, or none (OutOfBlocksError). It stays open; until restore()
+        it can be looked at and closed, all else raises BusyError."""
+        cdef pkv_status status
+        cdef Cache cache = self._cache
+        self.enter()
+        cache._is_busy = True
+        with nogil:
+            status = pkv_sequence_offload(cache._cache, self._id)
+        cache._is_busy = False
+        check(status)
+
+    def restore(self):
+        """Brings the blocks of an offloaded sequence back, all or none."""
+        cdef pkv_status status
+        cdef Cache cache = self._cache
+        self.enter()
+        cache._is_busy = True
+        with nogil:
+            status = pkv_sequence_restore(cache._cache, self._id)
+        cache._is_busy = False
+        check(status)
+
     def close(self, stream=None):
         """Releases everything. stream: where its last work was queued; None is that of its last prepare. A second close
         raises NotFoundError."""
@@ -236,6 +259,13 @@ cdef class Sequence:
         cdef pkv_sequence_info info
         self.get_info(&info)
         return info.tag
+
+    @property
+    def is_offloaded(self):
+        """Its blocks are in the host tier."""
+        cdef pkv_sequence_info info
+        self.get_info(&info)
+        return info.is_offloaded != 0
 
     @property
     def blocks(self):

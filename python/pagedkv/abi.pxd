@@ -232,6 +232,14 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         const char *const *devices
         int32_t num_devices
         pkv_shard shard
+        uint64_t host_tier_bytes
+        int64_t host_tier_blocks
+        const char *disk_tier_path
+        uint64_t disk_tier_bytes
+        const char *tier_identity
+        double recompute_tokens_per_second
+        int64_t tier_min_hits
+        pkv_toggle disk_tier_reset
     pkv_status pkv_cache_create(const pkv_cache_options *options, pkv_cache **out)
     void pkv_cache_destroy(pkv_cache *cache)
     pkv_status pkv_cache_set_kv_scales(pkv_cache *cache, int32_t layer, const float *k_scale, const float *v_scale)
@@ -279,6 +287,27 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         uint64_t device_free_bytes
         int64_t unused_slots
         int64_t free_tail_blocks
+        int64_t host_tier_blocks
+        int64_t host_tier_resident
+        int64_t host_hit_tokens
+        int64_t disk_hit_tokens
+        int64_t tier_misses
+        int64_t offloaded_blocks
+        int64_t restored_blocks
+        int64_t skipped_offloads
+        int64_t host_tier_evictions
+        int64_t offloaded_sequences
+        int64_t offload_rate
+        int64_t restore_rate
+        int64_t is_disk_tier_on
+        int64_t disk_tier_blocks
+        int64_t disk_tier_resident
+        int64_t disk_writes
+        int64_t disk_reads
+        int64_t disk_drops
+        int64_t disk_damaged
+        int64_t disk_write_rate
+        int64_t disk_read_rate
     pkv_status pkv_cache_get_stats(const pkv_cache *cache, pkv_cache_stats *out)
 
     ctypedef enum pkv_stats_format:
@@ -289,6 +318,7 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
     pkv_status pkv_cache_check(const pkv_cache *cache)
     pkv_status pkv_cache_explain(const pkv_cache *cache, int32_t block, char *buffer, size_t capacity,
                                  size_t *out_length)
+    pkv_status pkv_cache_flush_tiers(pkv_cache *cache)
     pkv_status pkv_cache_block_ptr(const pkv_cache *cache, int32_t block, void **out)
 
     ctypedef struct pkv_shard_info:
@@ -339,12 +369,15 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         int32_t priority
         uint64_t tag
         int32_t device_index
+        int32_t is_offloaded
     pkv_status pkv_sequence_get_info(const pkv_cache *cache, pkv_sequence sequence, pkv_sequence_info *out)
     pkv_status pkv_sequence_blocks(const pkv_cache *cache, pkv_sequence sequence, pkv_array *out)
     pkv_status pkv_sequence_shift(pkv_cache *cache, pkv_sequence sequence, int64_t start, int64_t count,
                                   pkv_stream stream)
     pkv_status pkv_sequence_set_retention(pkv_cache *cache, pkv_sequence sequence, int64_t start, int64_t end,
                                           int32_t priority, int64_t ttl_ms)
+    pkv_status pkv_sequence_offload(pkv_cache *cache, pkv_sequence sequence)
+    pkv_status pkv_sequence_restore(pkv_cache *cache, pkv_sequence sequence)
     pkv_status pkv_sequence_migrate(pkv_cache *cache, pkv_sequence sequence, int32_t device_index, pkv_stream stream,
                                     pkv_sequence *out)
     pkv_status pkv_sequence_explain(const pkv_cache *cache, pkv_sequence sequence, char *buffer, size_t capacity,

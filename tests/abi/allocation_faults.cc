@@ -107,8 +107,9 @@ constexpr int64_t kTokens = 40;
 struct World {
   pkv_pool *pool = nullptr;
   int32_t pool_blocks[4] = {};
-  pkv_cache *cache = nullptr, *shifting = nullptr, *several = nullptr;
+  pkv_cache *cache = nullptr, *shifting = nullptr, *several = nullptr, *tiered = nullptr;
   pkv_batch *several_batch = nullptr;
+  pkv_sequence preempted = 0;
   pkv_batch *batch = nullptr, *stepper = nullptr;
   pkv_sequence sequences[16] = {};
   int64_t tokens[3 * kTokens] = {};
@@ -117,7 +118,7 @@ struct World {
   float rows[2 * kTokens * NUM_KV_HEADS * HEAD_DIM] = {};
   size_t text_length = 0;
   char text[1 << 14] = {};
-  char path[64] = {}, page_path[80] = {};
+  char path[64] = {}, page_path[80] = {}, tier_path[80] = {};
 };
 
 struct Call {
@@ -137,7 +138,7 @@ std::string describe(const World &world) {
                   static_cast<long long>(stats.frees));
     text += line;
   }
-  for (pkv_cache *cache : {world.cache, world.shifting, world.several}) {
+  for (pkv_cache *cache : {world.cache, world.shifting, world.several, world.tiered}) {
     if (cache == nullptr) continue;
     CHECK_OK(pkv_cache_check(cache));
     pkv_cache_stats stats = get_cache_stats(cache);
@@ -174,6 +175,16 @@ pkv_snapshot_io make_io(const World &world) {
   io.struct_size = sizeof io;
   io.path = world.path;
   return io;
+}
+
+pkv_status create_tiered(World &w) {
+  const pkv_layer_group group = make_group();
+  const pkv_layout layout = make_layout(&group);
+  pkv_cache_options options = make_cache_options(&layout, 16);
+  options.host_tier_blocks = 12;
+  options.disk_tier_path = w.tier_path;
+  options.disk_tier_bytes = 1 << 18;
+  return pkv_cache_create(&options, &w.tiered);
 }
 
 pkv_status create_cache(pkv_cache **out, bool shifts) {
@@ -262,6 +273,26 @@ const Call kCalls[] = {
        pkv_cache_destroy(w.shifting);
        w.shifting = nullptr;
      }},
+    {"cache create with tiers", [](World &w) { return create_tiered(w); },
+     [](World &w) {
+       pkv_cache_destroy(w.tiered);
+       w.tiered = nullptr;
+     }},
+    {"open beside tiers",
+     [](World &w) { return pkv_sequence_open(w.tiered, w.tokens, kTokens, nullptr, &w.preempted, nullptr); }},
+    {"append beside tiers",
+     [](World &w) { return pkv_sequence_append(w.tiered, w.preempted, w.tokens, kTokens, nullptr); }},
+    {"offload", [](World &w) { return pkv_sequence_offload(w.tiered, w.preempted); }},
+    {"evict to a tier", [](World &w) { return pkv_cache_evict(w.tiered, 10, nullptr); }},
+    {"restore", [](World &w) { return pkv_sequence_restore(w.tiered, w.preempted); }},
+    {"close beside tiers", [](World &w) { return pkv_sequence_close(w.tiered, w.preempted, nullptr); }},
+    {"evict to a tier again", [](World &w) { return pkv_cache_evict(w.tiered, 10, nullptr); }},
+    {"flush tiers", [](World &w) { return pkv_cache_flush_tiers(w.tiered); }},
+    {"open from a tier",
+     [](World &w) { return pkv_sequence_open(w.tiered, w.tokens, kTokens, nullptr, &w.preempted, nullptr); }},
+    {"rematch beside tiers",
+     [](World &w) { return pkv_sequence_rematch(w.tiered, w.preempted, w.tokens, kTokens, nullptr); }},
+    {"forget in tiers", [](World &w) { return pkv_namespace_invalidate(w.tiered, 0, nullptr); }},
     {"trace start", [](World &w) { return pkv_trace_start(w.cache, w.path); }},
     {"trace stop", [](World &w) { return pkv_trace_stop(w.cache); }},
     {"batch create",
@@ -490,6 +521,7 @@ void run_world(bool with_faults) {
   for (int64_t i = 0; i < 3 * kTokens; ++i) world.tokens[i] = 7 * i % kTokens;
   std::snprintf(world.path, sizeof world.path, "/tmp/pagedkv_faults_%d", static_cast<int>(getpid()));
   std::snprintf(world.page_path, sizeof world.page_path, "%s_page", world.path);
+  std::snprintf(world.tier_path, sizeof world.tier_path, "/tmp/pagedkv_faults_%d.tier", static_cast<int>(getpid()));
   for (const Call &call : kCalls) {
     for (int64_t nth = 0;; ++nth) {
       const std::string before = describe(world);
@@ -525,6 +557,8 @@ void run_world(bool with_faults) {
   pkv_batch_destroy(world.stepper);
   pkv_cache_destroy(world.cache);
   pkv_cache_destroy(world.shifting);
+  pkv_cache_destroy(world.tiered);
+  unlink(world.tier_path);
   pkv_batch_destroy(world.several_batch);
   pkv_cache_destroy(world.several);
   pkv_pool_destroy(world.pool);

@@ -111,6 +111,9 @@ static void test_cache(void) {
   CHECK_INVALID(pkv_cache_evict(NULL, 1, &number), "cache is NULL");
   CHECK_INVALID(pkv_cache_zero_uncached(NULL, NULL, &number), "cache is NULL");
   CHECK_INVALID(pkv_cache_reset(NULL), "cache is NULL");
+  CHECK_INVALID(pkv_cache_flush_tiers(NULL), "cache is NULL");
+  CHECK_INVALID(pkv_sequence_offload(NULL, 1), "cache is NULL");
+  CHECK_INVALID(pkv_sequence_restore(NULL, 1), "cache is NULL");
   CHECK_INVALID(pkv_cache_get_stats(NULL, &stats), "cache is NULL");
   CHECK_INVALID(pkv_cache_check(NULL), "cache is NULL");
   CHECK_INVALID(pkv_cache_explain(NULL, 0, text, sizeof text, &length), "cache is NULL");

@@ -6,6 +6,7 @@
 #include <new>
 
 #include "backend/cuda/cuda_status.h"
+#include "backend/cuda/cuda_transfer.h"
 #include "backend/cuda/device_context.h"
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/table_uploader.h"
@@ -172,6 +173,37 @@ Status CudaBackend::check_adopted(const void *memory, uint64_t bytes) {
 
 Status CudaBackend::resize_memory(DeviceMemory *, uint64_t) {
   return fail(PKV_UNSUPPORTED, "%s: memory cannot be resized in place in this version", device_);
+}
+
+Status CudaBackend::allocate_pinned(uint64_t bytes, DeviceMemory *out) {
+  const ContextScope scope(context_);
+  PKV_TRY(scope.status());
+  void *memory = nullptr;
+  const cudaError_t error = cudaHostAlloc(&memory, bytes, cudaHostAllocPortable);
+  if (error == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    return fail(PKV_OUT_OF_MEMORY, "%s: %llu bytes of pinned host memory could not be had", device_,
+                static_cast<unsigned long long>(bytes));
+  }
+  if (error != cudaSuccess) return fail_cuda(error, "cudaHostAlloc");
+  *out = {memory, bytes, bytes};
+  return PKV_OK;
+}
+
+void CudaBackend::release_pinned(DeviceMemory *memory) {
+  if (memory->base == nullptr) return;
+  void *base = memory->base;
+  *memory = {};
+  const ContextScope scope(context_);
+  if (scope.status() != PKV_OK) return;
+  const cudaError_t error = cudaFreeHost(base);
+  if (error == cudaSuccess || error == cudaErrorCudartUnloading) return;
+  cudaGetLastError();
+  log(PKV_LOG_WARNING, "%s: cudaFreeHost: %s", device_, cudaGetErrorString(error));
+}
+
+Status CudaBackend::create_transfer_queue(std::unique_ptr<TransferQueue> *out) {
+  return CudaTransferQueue::create(context_, out);
 }
 
 Status CudaBackend::upload(void *destination, const void *source, uint64_t bytes) {

@@ -26,6 +26,9 @@ class CudaBackend final : public Backend {
   void release_memory(DeviceMemory *memory) override;
   Status check_adopted(const void *memory, uint64_t bytes) override;
   Status resize_memory(DeviceMemory *memory, uint64_t bytes) override;
+  Status allocate_pinned(uint64_t bytes, DeviceMemory *out) override;
+  void release_pinned(DeviceMemory *memory) override;
+  Status create_transfer_queue(std::unique_ptr<TransferQueue> *out) override;
   Status upload(void *destination, const void *source, uint64_t bytes) override;
   Status download(void *destination, const void *source, uint64_t bytes, pkv_stream stream) override;
   Status wait(pkv_stream stream) override;

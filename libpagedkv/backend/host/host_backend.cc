@@ -5,6 +5,7 @@
 #include "backend/host/copy_blocks.h"
 #include "backend/host/host.h"
 #include "backend/host/host_memory.h"
+#include "backend/host/host_transfer.h"
 #include "backend/host/kernels.h"
 #include "backend/host/machine.h"
 #include "backend/host/move_rows.h"
@@ -36,6 +37,10 @@ class HostBackend final : public Backend {
   Status allocate_mapped_memory(uint64_t bytes, DeviceMemory *out) override { return allocate_host_memory(bytes, out); }
   void release_memory(DeviceMemory *memory) override { release_host_memory(memory); }
   Status resize_memory(DeviceMemory *memory, uint64_t bytes) override { return resize_host_memory(memory, bytes); }
+
+  Status allocate_pinned(uint64_t bytes, DeviceMemory *out) override { return allocate_host_memory(bytes, out); }
+  void release_pinned(DeviceMemory *memory) override { release_host_memory(memory); }
+  Status create_transfer_queue(std::unique_ptr<TransferQueue> *out) override { return create_host_transfer_queue(out); }
 
   Status upload(void *destination, const void *source, uint64_t bytes) override {
     if (bytes > 0) std::memcpy(destination, source, bytes);
