@@ -3,8 +3,9 @@
 //
 // What the host tier keeps is offered from its old end on; the writer takes it from a bounded queue. What finds the queue
 // full is offered again later, and lost if the host tier gives it up before. A slot of the file is free, being written, or
-// findable; those are in a list, least recently used first, and give way for others. Reading is done by the caller, and checked: what is damaged is a miss. Any error of the
-// file switches the tier off, with a text for the log; the cache goes on without.
+// findable; those are in a list, least recently used first, and give way for others. Reading is done by the caller, and
+// checked: what is damaged is a miss. Any error of the file switches the tier off, with a text for the log; the cache goes
+// on without.
 //
 // The cache's mutating thread, but for find(), as in HostTier. The writer touches its queue, the file and the host slots
 // that are held for it. Nothing is allocated after creation.
