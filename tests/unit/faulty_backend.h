@@ -48,6 +48,20 @@ class FaultyBackend final : public Backend {
     PKV_TRY(attempt("resize_memory"));
     return host_->resize_memory(memory, bytes);
   }
+  Status allocate_pinned(uint64_t bytes, DeviceMemory *out) override {
+    PKV_TRY(attempt("allocate_pinned"));
+    PKV_TRY(host_->allocate_pinned(bytes, out));
+    allocations_.insert(out->base);
+    return PKV_OK;
+  }
+  void release_pinned(DeviceMemory *memory) override {
+    if (memory->base != nullptr && allocations_.erase(memory->base) == 0) ++num_wrong_releases_;
+    host_->release_pinned(memory);
+  }
+  Status create_transfer_queue(std::unique_ptr<TransferQueue> *out) override {
+    PKV_TRY(attempt("create_transfer_queue"));
+    return host_->create_transfer_queue(out);
+  }
   Status upload(void *destination, const void *source, uint64_t bytes) override {
     PKV_TRY(attempt("upload"));
     return host_->upload(destination, source, bytes);
