@@ -120,6 +120,10 @@ class LateDevice final : public Backend {
     });
     return PKV_OK;
   }
+  Status allocate_pinned(uint64_t bytes, DeviceMemory *out) override { return host()->allocate_pinned(bytes, out); }
+  void release_pinned(DeviceMemory *memory) override { host()->release_pinned(memory); }
+  Status create_transfer_queue(std::unique_ptr<TransferQueue> *) override { return PKV_INTERNAL; }
+  Status copy_from_peer(Backend *, const PeerCopyParams &) override { return PKV_INTERNAL; }
   Status advance(const AdvanceParams &params, pkv_stream stream) override {
     queue.push_back([params, stream] { REQUIRE(host()->advance(params, stream) == PKV_OK); });
     return PKV_OK;
@@ -171,7 +175,8 @@ struct World {
     options.pool.num_blocks = kNumBlocks;
     options.hash_seed = 1;
     options.window = setup.window;
-    REQUIRE(Cache::create(backend, options, &cache) == PKV_OK);
+    options.devices = {backend};
+    REQUIRE(Cache::create(options, {{options.layout}}, &cache) == PKV_OK);
     BatchOptions batch_options;
     batch_options.max_sequences = kMaxSequences;
     batch_options.max_tokens = kMaxTokens;
@@ -217,7 +222,7 @@ std::vector<int64_t> read_host(const Batch &batch, pkv_batch_table table) {
 
 std::vector<int64_t> read_device(const Batch &batch, pkv_batch_table table) {
   pkv_array array = {};
-  REQUIRE(batch.get_device_table(table, &array) == PKV_OK);
+  REQUIRE(batch.get_device_table(table, 0, &array) == PKV_OK);
   return read_table(array);
 }
 
