@@ -90,6 +90,9 @@ class LateDevice final : public Backend {
     wait(nullptr);  // as devices do
     host()->release_memory(memory);
   }
+  Status allocate_pinned(uint64_t bytes, DeviceMemory *out) override { return host()->allocate_memory(bytes, out); }
+  void release_pinned(DeviceMemory *memory) override { host()->release_memory(memory); }
+  Status create_transfer_queue(std::unique_ptr<TransferQueue> *) override { return PKV_INTERNAL; }
   Status resize_memory(DeviceMemory *memory, uint64_t bytes) override { return host()->resize_memory(memory, bytes); }
   Status upload(void *to, const void *from, uint64_t bytes) override { return host()->upload(to, from, bytes); }
   Status download(void *to, const void *from, uint64_t bytes, pkv_stream stream) override {
@@ -134,6 +137,7 @@ class LateDevice final : public Backend {
   bool is_event_done(DeviceEvent) override { return true; }
   uint64_t attend_workspace_bytes(int32_t) override { return 0; }
   Status copy_blocks(const CopyBlocksParams &, pkv_stream) override { return PKV_OK; }
+  Status copy_from_peer(Backend *, const PeerCopyParams &) override { return PKV_OK; }
   Status move_rows(const MoveRowsParams &, pkv_stream) override { return PKV_OK; }
   Status zero_blocks(const ZeroBlocksParams &, pkv_stream) override { return PKV_OK; }
   Status write_kv(const WriteKvParams &, pkv_stream) override { return PKV_OK; }
@@ -171,7 +175,8 @@ struct World {
     options.pool.num_blocks = kNumBlocks;
     options.hash_seed = 1;
     options.window = setup.window;
-    REQUIRE(Cache::create(backend, options, &cache) == PKV_OK);
+    options.devices = {backend};
+    REQUIRE(Cache::create(options, {{options.layout}}, &cache) == PKV_OK);
     BatchOptions batch_options;
     batch_options.max_sequences = kMaxSequences;
     batch_options.max_tokens = kMaxTokens;
@@ -217,7 +222,7 @@ std::vector<int64_t> read_host(const Batch &batch, pkv_batch_table table) {
 
 std::vector<int64_t> read_device(const Batch &batch, pkv_batch_table table) {
   pkv_array array = {};
-  REQUIRE(batch.get_device_table(table, &array) == PKV_OK);
+  REQUIRE(batch.get_device_table(table, 0, &array) == PKV_OK);
   return read_table(array);
 }
 
