@@ -90,6 +90,9 @@ class LateDevice final : public Backend {
     wait(nullptr);  // as devices do
     host()->release_memory(memory);
   }
+  Status allocate_pinned(uint64_t bytes, DeviceMemory *out) override { return host()->allocate_memory(bytes, out); }
+  void release_pinned(DeviceMemory *memory) override { host()->release_memory(memory); }
+  Status create_transfer_queue(std::unique_ptr<TransferQueue> *) override { return PKV_INTERNAL; }
   Status resize_memory(DeviceMemory *memory, uint64_t bytes) override { return host()->resize_memory(memory, bytes); }
   Status upload(void *to, const void *from, uint64_t bytes) override { return host()->upload(to, from, bytes); }
   Status download(void *to, const void *from, uint64_t bytes, pkv_stream stream) override {
@@ -138,6 +141,7 @@ class LateDevice final : public Backend {
   bool is_event_done(DeviceEvent) override { return true; }
   uint64_t attend_workspace_bytes(int32_t) override { return 0; }
   Status copy_blocks(const CopyBlocksParams &, pkv_stream) override { return PKV_OK; }
+  Status copy_from_peer(Backend *, const PeerCopyParams &) override { return PKV_OK; }
   Status move_rows(const MoveRowsParams &, pkv_stream) override { return PKV_OK; }
   Status zero_blocks(const ZeroBlocksParams &, pkv_stream) override { return PKV_OK; }
   Status write_kv(const WriteKvParams &, pkv_stream) override { return PKV_OK; }
