@@ -90,7 +90,7 @@ cdef object take_streams(Cache cache, object value, pkv_stream *out):
     cdef Py_ssize_t i, count = 1
     if cache is not None and cache._num_devices > 1:
         count = cache._num_devices
-    if count == 1 and not isinstance(value, (list, tuple)):
+    if count == 1:
         as_stream(value, out)
         return None
     if value is None or (type(value) is int and value == 0):
@@ -99,9 +99,6 @@ cdef object take_streams(Cache cache, object value, pkv_stream *out):
     if not isinstance(value, (list, tuple)) or len(value) != count:
         raise InvalidArgumentError(f"stream must be 0 or a list of {count} streams, one of each device, got "
                                    f"{describe(value)}")
-    if count == 1:
-        as_stream(value[0], out)
-        return None
     streams = _Streams.__new__(_Streams)
     streams._handles = <pkv_stream *> PyMem_Malloc(count * sizeof(pkv_stream))
     if streams._handles == NULL:
