@@ -50,7 +50,8 @@ pkv_status pkv_sequence_fork(pkv_cache *cache, pkv_sequence sequence, int64_t le
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
     PKV_TRY(check_pointer("out", out));
-    return traced(owner_of(cache, sequence), TraceCall::kFork, owner_of(cache, sequence).fork(sequence, length, out), sequence, length,
+    return traced(owner_of(cache, sequence), TraceCall::kFork,
+                  owner_of(cache, sequence).fork(sequence, length, out), sequence, length,
                   result_of(*out));
   });
 }
@@ -58,7 +59,8 @@ pkv_status pkv_sequence_fork(pkv_cache *cache, pkv_sequence sequence, int64_t le
 pkv_status pkv_sequence_reserve(pkv_cache *cache, pkv_sequence sequence, int64_t num_tokens) {
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
-    return traced(owner_of(cache, sequence), TraceCall::kReserve, owner_of(cache, sequence).reserve(sequence, num_tokens), sequence,
+    return traced(owner_of(cache, sequence), TraceCall::kReserve,
+                  owner_of(cache, sequence).reserve(sequence, num_tokens), sequence,
                   num_tokens);
   });
 }
@@ -69,7 +71,8 @@ pkv_status pkv_sequence_append(pkv_cache *cache, pkv_sequence sequence, const in
     const Range range("pagedkv.prepare");
     PKV_TRY(check_cache(cache));
     PKV_TRY(adopt_stream(cache, sequence, &stream));
-    return traced(owner_of(cache, sequence), TraceCall::kAppend, owner_of(cache, sequence).append(sequence, tokens, count, stream), sequence,
+    return traced(owner_of(cache, sequence), TraceCall::kAppend,
+                  owner_of(cache, sequence).append(sequence, tokens, count, stream), sequence,
                   array_of(tokens, count));
   });
 }
@@ -78,7 +81,8 @@ pkv_status pkv_sequence_commit(pkv_cache *cache, pkv_sequence sequence, const in
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
     PKV_TRY(check_array("tokens", tokens, count));
-    return traced(owner_of(cache, sequence), TraceCall::kCommit, owner_of(cache, sequence).commit(sequence, tokens, count), sequence,
+    return traced(owner_of(cache, sequence), TraceCall::kCommit,
+                  owner_of(cache, sequence).commit(sequence, tokens, count), sequence,
                   array_of(tokens, count));
   });
 }
@@ -86,7 +90,8 @@ pkv_status pkv_sequence_commit(pkv_cache *cache, pkv_sequence sequence, const in
 pkv_status pkv_sequence_truncate(pkv_cache *cache, pkv_sequence sequence, int64_t length) {
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
-    return traced(owner_of(cache, sequence), TraceCall::kTruncate, owner_of(cache, sequence).truncate(sequence, length), sequence, length);
+    return traced(owner_of(cache, sequence), TraceCall::kTruncate,
+                  owner_of(cache, sequence).truncate(sequence, length), sequence, length);
   });
 }
 
@@ -94,7 +99,8 @@ pkv_status pkv_sequence_close(pkv_cache *cache, pkv_sequence sequence, pkv_strea
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
     PKV_TRY(adopt_stream(cache, sequence, &stream));
-    return traced(owner_of(cache, sequence), TraceCall::kClose, owner_of(cache, sequence).close(sequence, stream), sequence);
+    return traced(owner_of(cache, sequence), TraceCall::kClose,
+                  owner_of(cache, sequence).close(sequence, stream), sequence);
   });
 }
 

@@ -55,7 +55,8 @@ pkv_status pkv_sequence_shift(pkv_cache *cache, pkv_sequence sequence, int64_t s
   return guarded([&]() -> Status {
     PKV_TRY(check_pointer("cache", cache));
     PKV_TRY(adopt_stream(cache, sequence, &stream));
-    return traced(owner_of(cache, sequence), TraceCall::kShift, owner_of(cache, sequence).shift(sequence, start, count, stream), sequence, start,
+    return traced(owner_of(cache, sequence), TraceCall::kShift,
+                  owner_of(cache, sequence).shift(sequence, start, count, stream), sequence, start,
                   count);
   });
 }

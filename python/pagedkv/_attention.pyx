@@ -1,5 +1,6 @@
 # cython: language_level=3, binding=True
 """The kernels: write_kv and attend (methods of Cache), merge_states, and the settings of the host's kernels."""
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.math cimport isfinite
 from libc.stdint cimport int32_t, int64_t
 from libc.string cimport memset
@@ -10,14 +11,15 @@ from pagedkv._arrays cimport as_double, as_int32, as_int64, as_positive, as_stre
 from pagedkv._batch cimport Batch
 from pagedkv._cache cimport Cache
 from pagedkv._devices cimport find_shard
-from pagedkv._errors import InvalidArgumentError
+from pagedkv._errors import BusyError, InvalidArgumentError
 from pagedkv._errors cimport check
 from pagedkv._tensors cimport DEVICE_CUDA, DEVICE_HOST, TensorView, as_tensor
 from pagedkv.abi cimport (
     PKV_BFLOAT16, PKV_BOOL, PKV_DTYPE_NONE, PKV_FLOAT16, PKV_FLOAT32, PKV_FLOAT8_E4M3, PKV_FLOAT8_E5M2, PKV_INT8,
-    PKV_OFF, PKV_ON, pkv_attend, pkv_attend_options, pkv_dtype, pkv_dtype_name, pkv_gather_shard_kv, pkv_host_isa,
-    pkv_host_num_threads, pkv_host_set_isa, pkv_host_set_num_threads, pkv_merge_states, pkv_rope, pkv_scatter_shard_kv,
-    pkv_status, pkv_stream, pkv_tensor, pkv_write_kv, pkv_write_options)
+    PKV_OFF, PKV_ON, pkv_attend, pkv_attend_options, pkv_cache_set_kv_scales, pkv_dtype, pkv_dtype_name,
+    pkv_gather_shard_kv, pkv_host_isa, pkv_host_num_threads, pkv_host_set_isa, pkv_host_set_num_threads,
+    pkv_merge_states, pkv_rope, pkv_scatter_shard_kv, pkv_status, pkv_stream, pkv_tensor, pkv_write_kv,
+    pkv_write_options)
 
 
 cdef TensorView NO_VIEW = TensorView.__new__(TensorView)  # of an array that is yet to be made
@@ -344,3 +346,47 @@ def set_isa(name):
 def isa():
     """Instruction set of the host kernels."""
     return pkv_host_isa().decode()
+
+
+# ---- Static scales: a method of Cache, which declares it
+
+
+cdef int read_scales(object value, str name, float *out, int num_heads) except -1:
+    # A number for all heads, or num_heads of them.
+    cdef int head
+    cdef double scale
+    if hasattr(value, "__len__") and not isinstance(value, (str, bytes)) and not (
+            isinstance(value, numpy.ndarray) and value.ndim == 0):
+        try:
+            array = numpy.asarray(value)
+        except Exception as error:
+            raise InvalidArgumentError(f"{name} must be a number or an array: {error}") from None
+        if array.shape != (num_heads,) or array.dtype.kind not in "fiu":
+            raise InvalidArgumentError(f"{name} must be a number or float32 [{num_heads}], got {describe(array)}")
+        values = array.tolist()
+    else:
+        values = [value] * num_heads
+    for head in range(num_heads):
+        scale = as_double(values[head], name)
+        out[head] = <float> scale
+    return 0
+
+
+def set_kv_scales(Cache self, layer, k_scale, v_scale):
+    """Static scales of a layer's K and V: numbers, or float32 [num_kv_heads]. Finite and positive."""
+    cdef int32_t index = as_int32(layer, "layer")
+    cdef int num_heads = self.layout.num_kv_heads
+    cdef float *scales
+    self.enter()
+    if self._num_kernels > 0:
+        raise BusyError("set_kv_scales while kernels are running")
+    scales = <float *> PyMem_Malloc(2 * num_heads * sizeof(float))
+    if scales == NULL:
+        raise MemoryError()
+    try:
+        read_scales(k_scale, "k_scale", scales, num_heads)
+        read_scales(v_scale, "v_scale", scales + num_heads, num_heads)
+        self.enter()
+        check(pkv_cache_set_kv_scales(self._cache, index, scales, scales + num_heads))
+    finally:
+        PyMem_Free(scales)

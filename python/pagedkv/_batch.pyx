@@ -104,8 +104,8 @@ tables="device")\n--\n\n\
 One step's view of a cache, made by Cache.batch(): tables at fixed addresses, refilled by each prepare().
 
     Tables are read-only numpy views of the last prepare. Their memory stays valid whatever is closed; the next prepare
-    refills it. device_* are the same tables on the device of the cache; of several devices tuples, one for each. Where sequences are
-    shared out over devices all tables are tuples, and `parts` has the step of each."""
+    refills it. device_* are the same tables on the device of the cache; of several devices tuples, one for each.
+    Where sequences are shared out over devices all tables are tuples, and `parts` has the step of each."""
 
     def __init__(self, Cache cache, max_sequences, max_tokens, max_sequence_length=None, num_heads=None,
                  formats=("table",), tables="device"):

@@ -15,10 +15,12 @@ import numpy
 
 from pagedkv._adopted cimport AdoptedMemory
 from pagedkv._arrays cimport (
-    as_double, as_int32, as_int64, as_milliseconds, as_positive, as_text, as_uint64, describe)
+    as_int32, as_int64, as_milliseconds, as_positive, as_text, as_uint64, describe)
 from pagedkv._attention cimport Rope, attend, move_rows, write_kv
+from pagedkv._attention import set_kv_scales
 from pagedkv._batch cimport Batch
-from pagedkv._devices cimport read_shards, set_devices, take_streams
+from pagedkv._devices cimport (
+    find_live_parts, is_any_busy, make_part, read_shards, set_devices, take_streams)
 from pagedkv._dlpack cimport DL_UINT, find_device, make_capsule, make_lease
 from pagedkv._events cimport read_events
 from pagedkv._errors import BusyError, InvalidArgumentError
@@ -37,8 +39,8 @@ from pagedkv._planes import block_view, k_view, v_view
 from pagedkv.abi cimport (
     PKV_EVICTION_FIFO, PKV_EVICTION_LFU, PKV_EVICTION_LRU, PKV_EVICTION_PRIORITY, PKV_EVICTION_S3FIFO,
     PKV_EVICTION_SLRU, PKV_OFF, PKV_ON, PKV_STREAM_OF_SEQUENCE, pkv_cache_block_ptr, pkv_cache_check, pkv_cache_create,
-    pkv_cache_destroy, pkv_cache_evict, pkv_cache_explain, pkv_cache_get_part, pkv_cache_get_stats, pkv_cache_options,
-    pkv_cache_reset, pkv_cache_set_kv_scales, pkv_cache_victims, pkv_cache_zero_uncached, pkv_eviction, pkv_layout,
+    pkv_cache_destroy, pkv_cache_evict, pkv_cache_explain, pkv_cache_get_stats, pkv_cache_options,
+    pkv_cache_reset, pkv_cache_victims, pkv_cache_zero_uncached, pkv_eviction, pkv_layout,
     pkv_rope, pkv_sequence_close, pkv_sequence_open, pkv_status, pkv_stream)
 from pagedkv.abi cimport (
     PKV_STATS_JSON, PKV_STATS_PROMETHEUS, pkv_cache_format_stats, pkv_stats_format, pkv_trace_start, pkv_trace_stop)
@@ -166,15 +168,7 @@ Token sequences over blocks of one device, with a prefix cache.
                 pkv_cache_destroy(cache)
 
     cdef bint is_in_call(self) noexcept:
-        if self._is_busy or self._parts is None:
-            return self._is_busy
-        try:
-            for part in self.live_parts():
-                if (<Cache> part)._is_busy:
-                    return True
-        except MemoryError:
-            return True
-        return False
+        return self._is_busy if self._parts is None else is_any_busy(self)
 
     cdef Cache root(self):
         return self if self._whole is None else self._whole
@@ -221,33 +215,10 @@ Token sequences over blocks of one device, with a prefix cache.
         self._num_dropped += 1
 
     cdef list live_parts(self):
-        parts = [reference() for reference in self._parts if reference is not None]
-        return [part for part in parts if part is not None]
+        return find_live_parts(self)
 
     cdef Cache take_part(self, int32_t index):
-        # What one device holds, as a cache of its own.
-        cdef pkv_cache_stats stats
-        cdef Cache part = None
-        if self._parts[index] is not None:
-            part = self._parts[index]()
-        if part is not None:
-            return part
-        part = Cache.__new__(Cache)
-        check(pkv_cache_get_part(self._cache, index, &part._cache))
-        part._whole = self
-        part.layout = self.layout
-        part._sequences = self._sequences
-        part._batches = weakref.WeakSet()
-        part.get_stats(&stats)
-        part._base = stats.base
-        part._num_blocks = stats.num_blocks
-        part.device = (<bytes> stats.device).decode()
-        part._is_host = self._is_host
-        part.shards = (dict(self.shards[index]),)
-        part.devices = (part.device,)
-        part._num_devices = 1
-        self._parts[index] = weakref.ref(part)
-        return part
+        return make_part(self, index)
 
     @property
     def parts(self):
@@ -439,24 +410,7 @@ Token sequences over blocks of one device, with a prefix cache.
         return attend(self, layer, batch, q, out, stream, scale, causal, window, softcap, sinks, alibi_slopes,
                       tree_mask, lse, invariant, shard)
 
-    def set_kv_scales(self, layer, k_scale, v_scale):
-        """Static scales of a layer's K and V: numbers, or float32 [num_kv_heads]. Finite and positive."""
-        cdef int32_t index = as_int32(layer, "layer")
-        cdef int num_heads = self.layout.num_kv_heads
-        cdef float *scales
-        self.enter()
-        if self._num_kernels > 0:
-            raise BusyError("set_kv_scales while kernels are running")
-        scales = <float *> PyMem_Malloc(2 * num_heads * sizeof(float))
-        if scales == NULL:
-            raise MemoryError()
-        try:
-            read_scales(k_scale, "k_scale", scales, num_heads)
-            read_scales(v_scale, "v_scale", scales + num_heads, num_heads)
-            self.enter()
-            check(pkv_cache_set_kv_scales(self._cache, index, scales, scales + num_heads))
-        finally:
-            PyMem_Free(scales)
+    set_kv_scales = set_kv_scales
 
     # ---- Looking
 
@@ -642,24 +596,3 @@ Token sequences over blocks of one device, with a prefix cache.
             raise AttributeError("the cache's memory is on several devices: shards has the address of each part")
         return {"shape": (self.num_blocks, self.layout.block_bytes), "typestr": "|u1", "data": (self.base_ptr, False),
                 "version": 3}
-
-
-cdef int read_scales(object value, str name, float *out, int num_heads) except -1:
-    # A number for all heads, or num_heads of them.
-    cdef int head
-    cdef double scale
-    if hasattr(value, "__len__") and not isinstance(value, (str, bytes)) and not (
-            isinstance(value, numpy.ndarray) and value.ndim == 0):
-        try:
-            array = numpy.asarray(value)
-        except Exception as error:
-            raise InvalidArgumentError(f"{name} must be a number or an array: {error}") from None
-        if array.shape != (num_heads,) or array.dtype.kind not in "fiu":
-            raise InvalidArgumentError(f"{name} must be a number or float32 [{num_heads}], got {describe(array)}")
-        values = array.tolist()
-    else:
-        values = [value] * num_heads
-    for head in range(num_heads):
-        scale = as_double(values[head], name)
-        out[head] = <float> scale
-    return 0

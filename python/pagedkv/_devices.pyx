@@ -4,12 +4,15 @@ from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.stdint cimport uintptr_t
 from libc.string cimport memset
 
+import weakref
+
 from pagedkv._arrays cimport as_int32, as_stream, as_text, describe
 from pagedkv._errors import InvalidArgumentError
 from pagedkv._errors cimport check
 from pagedkv._tensors cimport DEVICE_CUDA
 from pagedkv.abi cimport (
-    PKV_SHARD_HEADS, PKV_SHARD_LAYERS, PKV_SHARD_NONE, PKV_SHARD_SEQUENCES, pkv_cache_get_shard, pkv_shard, pkv_shard_info)
+    PKV_SHARD_HEADS, PKV_SHARD_LAYERS, PKV_SHARD_NONE, PKV_SHARD_SEQUENCES, pkv_cache_get_part, pkv_cache_get_shard,
+    pkv_cache_stats, pkv_shard, pkv_shard_info)
 
 cdef dict SHARDS = {None: <int> PKV_SHARD_NONE, "heads": <int> PKV_SHARD_HEADS, "layers": <int> PKV_SHARD_LAYERS,
                     "sequences": <int> PKV_SHARD_SEQUENCES}
@@ -87,7 +90,7 @@ cdef object take_streams(Cache cache, object value, pkv_stream *out):
     cdef Py_ssize_t i, count = 1
     if cache is not None and cache._num_devices > 1:
         count = cache._num_devices
-    if count == 1 and not isinstance(value, (list, tuple)):
+    if count == 1:
         as_stream(value, out)
         return None
     if value is None or (type(value) is int and value == 0):
@@ -96,9 +99,6 @@ cdef object take_streams(Cache cache, object value, pkv_stream *out):
     if not isinstance(value, (list, tuple)) or len(value) != count:
         raise InvalidArgumentError(f"stream must be 0 or a list of {count} streams, one of each device, got "
                                    f"{describe(value)}")
-    if count == 1:
-        as_stream(value[0], out)
-        return None
     streams = _Streams.__new__(_Streams)
     streams._handles = <pkv_stream *> PyMem_Malloc(count * sizeof(pkv_stream))
     if streams._handles == NULL:
@@ -132,3 +132,46 @@ cdef int32_t find_shard(Cache cache, object shard, int32_t layer, TensorView vie
                 return i
         return 0  # no such layer: refused by the library
     raise InvalidArgumentError(f"shard must be given: which of the devices {', '.join(cache.devices)} {name} belongs to")
+
+
+cdef list find_live_parts(Cache whole):
+    parts = [reference() for reference in whole._parts if reference is not None]
+    return [part for part in parts if part is not None]
+
+
+cdef bint is_any_busy(Cache whole) noexcept:
+    if whole._is_busy:
+        return True
+    try:
+        for part in find_live_parts(whole):
+            if (<Cache> part)._is_busy:
+                return True
+    except MemoryError:
+        return True
+    return False
+
+
+cdef Cache make_part(Cache whole, int32_t index):
+    # What one device holds, as a cache of its own.
+    cdef pkv_cache_stats stats
+    cdef Cache part = None
+    if whole._parts[index] is not None:
+        part = whole._parts[index]()
+    if part is not None:
+        return part
+    part = Cache.__new__(Cache)
+    check(pkv_cache_get_part(whole._cache, index, &part._cache))
+    part._whole = whole
+    part.layout = whole.layout
+    part._sequences = whole._sequences
+    part._batches = weakref.WeakSet()
+    part.get_stats(&stats)
+    part._base = stats.base
+    part._num_blocks = stats.num_blocks
+    part.device = (<bytes> stats.device).decode()
+    part._is_host = whole._is_host
+    part.shards = (dict(whole.shards[index]),)
+    part.devices = (part.device,)
+    part._num_devices = 1
+    whole._parts[index] = weakref.ref(part)
+    return part

@@ -84,14 +84,6 @@ static void test_layout_and_create(void) {
   CHECK_INVALID(pkv_cache_create(&without_layout, &cache), "layout is NULL");
   CHECK_INVALID(pkv_cache_create(&with_half_layout, &cache), "groups is NULL");
   CHECK_INVALID(pkv_cache_create(&options, NULL), "out is NULL");
-  const char *const devices[] = {"host:0", NULL};
-  pkv_cache_options over_several = make_cache_options(&layout, 4);
-  over_several.device = NULL;
-  over_several.num_devices = 2;
-  over_several.shard = PKV_SHARD_HEADS;
-  CHECK_INVALID(pkv_cache_create(&over_several, &cache), "devices is NULL");
-  over_several.devices = devices;
-  CHECK_INVALID(pkv_cache_create(&over_several, &cache), "devices[1] is NULL");
   CHECK(cache == NULL);
   pkv_cache_destroy(NULL);
 }
