@@ -13,7 +13,7 @@ import weakref
 import numpy
 
 from pagedkv._arrays cimport (
-    IntView, as_int32, as_int64, as_positive, describe, release_ints, view_ints, wrap_array)
+    IntView, as_int32, as_int64, as_positive, as_stream, describe, release_ints, view_ints, wrap_array)
 from pagedkv._devices cimport take_streams
 from pagedkv._dlpack cimport DL_INT, find_device, make_capsule
 from pagedkv._errors import BusyError, InvalidArgumentError, NotFoundError

@@ -123,10 +123,6 @@ class LateDevice final : public Backend {
     });
     return PKV_OK;
   }
-  Status allocate_pinned(uint64_t bytes, DeviceMemory *out) override { return host()->allocate_pinned(bytes, out); }
-  void release_pinned(DeviceMemory *memory) override { host()->release_pinned(memory); }
-  Status create_transfer_queue(std::unique_ptr<TransferQueue> *) override { return PKV_INTERNAL; }
-  Status copy_from_peer(Backend *, const PeerCopyParams &) override { return PKV_INTERNAL; }
   Status advance(const AdvanceParams &params, pkv_stream stream) override {
     queue.push_back([params, stream] { REQUIRE(host()->advance(params, stream) == PKV_OK); });
     return PKV_OK;
