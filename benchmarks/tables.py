@@ -47,6 +47,7 @@ def make_tables():
         "host-kernels": make_host_kernels(load_newest("host-kernels")),
         "manager-peers": make_manager_peers(load_newest("manager-peers")),
         "manager-growth": make_manager_growth(load_newest("manager-growth")),
+        "stepping": make_stepping(load_newest("stepping")),
         "cuda-support": make_cuda_support(),
         "cuda-kernels": make_cuda_kernels(load_newest("cuda-kernels")),
     }
@@ -146,6 +147,18 @@ def make_manager_growth(report):
     return (f"{format_table(header, rows)}\nOn {report['date']}, commit {report['commit']}, {machine['processors']} processors "
             f"({machine['processor']}), load {machine['load']}, through the Python API: `{report['file']}`. The memory is what "
             "became resident, tables of the batch and of the pool included.\n")
+
+
+def make_stepping(report):
+    header = ["sequences", "layers", "prepare in each step", "steps ahead", "ratio", "of which prepare", "advance",
+              "get_advanced", "settle"]
+    rows = [[str(row["num_sequences"]), str(row["layers"]), f"{row['by_host']['us_per_step']:.2f} us",
+             f"{row['by_device']['us_per_step']:.2f} us", f"{row['ratio']:.2f}",
+             *(f"{row['parts_us'][name]:.2f} us" for name in ("prepare", "advance", "get_advanced", "settle"))]
+            for row in report["rows"]]
+    return (f"{format_table(header, rows)}\nOn {report['date']}, commit {report['commit']}, device {report['device']}, by step, "
+            f"with {report['steps_ahead']} steps ahead; the parts by call (`advance` is called for each step, the others once): "
+            f"`{report['file']}`. With 0 layers only the tables are made.\n")
 
 
 def growth_cells(row):

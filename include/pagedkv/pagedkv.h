@@ -118,7 +118,9 @@ PKV_API pkv_status pkv_dtype_parse(const char *name, pkv_dtype *out);
 /* 0 is the library's choice in every struct. */
 typedef enum pkv_toggle { PKV_DEFAULT = 0, PKV_ON = 1, PKV_OFF = 2 } pkv_toggle;
 
-/* A stream of the device (cudaStream_t); NULL is the device's default stream. */
+/* A stream of the device (cudaStream_t); NULL is the device's default stream. Of a cache over several devices every call
+ * but the kernels takes NULL, the default stream of each device, or the address of an array of pkv_stream, one of each
+ * device in order, that is read during the call. Kernels take the stream of the device that they run on. */
 typedef void *pkv_stream;
 
 /* Where a call takes a stream for a sequence: the stream of its last prepare. */
@@ -150,7 +152,7 @@ PKV_API void pkv_array_release(pkv_array *array);
 /* ---- 3. Devices and pool ------------------------------------------------------------------------------------- */
 
 /* Devices are named by strings: "host", "cuda" (ordinal 0), "cuda:1", or "auto": cuda where it works, else host.
- * NULL is "auto". */
+ * NULL is "auto". "host:0" to "host:63" are independent devices over the host's memory, for caches over several. */
 
 typedef struct pkv_cuda_info {
   size_t struct_size;
@@ -320,11 +322,22 @@ typedef enum pkv_eviction {
   PKV_EVICTION_S3FIFO = 5    /* S3-FIFO (Yang et al., SOSP 2023): a small queue filters blocks that are never hit */
 } pkv_eviction;
 
+/* How one cache lies over several devices (docs/several-devices.md). With heads or layers one manager decides for all of
+ * them: block ids are the same everywhere. num_kv_heads and layers are the whole model's. */
+typedef enum pkv_shard {
+  PKV_SHARD_NONE = 0,
+  PKV_SHARD_HEADS = 1,  /* tensor parallel: each device has an equal share of the KV heads of every layer, in order */
+  PKV_SHARD_LAYERS = 2, /* pipeline: each has layers in a row; the first num_layers % num_devices have one more */
+  PKV_SHARD_SEQUENCES = 3 /* data parallel: each has whole sequences, with a manager and num_blocks of its own. open chooses
+                             the longest hit, then the most free blocks, then the fewest open sequences. What asks for
+                             blocks or pins by number is asked of a part (pkv_cache_get_part), else UNSUPPORTED */
+} pkv_shard;
+
 typedef struct pkv_cache_options {
   size_t struct_size;
   const pkv_layout *layout;  /* read during the call only */
   int64_t num_blocks;        /* or one of the next two */
-  uint64_t pool_bytes;       /* as many blocks as fit into so many bytes */
+  uint64_t pool_bytes;       /* as many blocks as fit into so many bytes; of each device */
   double memory_fraction;    /* of the device's free memory, in (0, 1] */
   const char *device;
   void *memory;              /* adopted like pkv_pool_options.memory */
@@ -340,6 +353,20 @@ typedef struct pkv_cache_options {
   const pkv_rope *rope;      /* how the caller rotates K (by base), for pkv_sequence_shift; NULL: it is UNSUPPORTED */
   int64_t low_water;         /* uncached blocks that pkv_cache_evict(-1) keeps ready */
   int64_t event_capacity;    /* events kept until they are read; 0: none are made */
+  const char *const *devices; /* [num_devices] in place of device: a cache over several of one kind, host or CUDA. A device
+                                may stand more than once */
+  int32_t num_devices;       /* 0: device alone */
+  pkv_shard shard;           /* what each of several devices holds */
+  /* Tiers (docs/tiers.md): where evicted blocks go, so that a later open finds them again. */
+  uint64_t host_tier_bytes;   /* pinned host memory for as many blocks as fit; 0: no host tier */
+  int64_t host_tier_blocks;   /* or so many blocks */
+  const char *disk_tier_path; /* NULL, or the file behind the host tier; made where there is none, kept at the end. One
+                                 cache at a time. If it cannot be used the log says so and the cache goes on without */
+  uint64_t disk_tier_bytes;   /* largest size of the file */
+  const char *tier_identity;  /* NULL, or a name of the model and its weights: a file of another one is left alone */
+  double recompute_tokens_per_second; /* only what is cheaper to fetch than to compute anew is offloaded; 0: everything */
+  int64_t tier_min_hits;      /* blocks that were hit less often are not offloaded */
+  pkv_toggle disk_tier_reset; /* default off. On: pkv_cache_reset empties the file, too */
   int64_t max_num_blocks;    /* not 0: the cache is to be resized, up to so many blocks. Not with memory */
 } pkv_cache_options;
 
@@ -358,7 +385,7 @@ PKV_API pkv_status pkv_cache_evict(pkv_cache *cache, int64_t n, int64_t *out_evi
  * many blocks; may be NULL. */
 PKV_API pkv_status pkv_cache_zero_uncached(pkv_cache *cache, pkv_stream stream, int64_t *out_count);
 
-/* Forgets every cached block and every pin. BUSY while sequences or transfers are open. */
+/* Forgets every cached block, in the host tier too, and every pin. BUSY while sequences or transfers are open. */
 PKV_API pkv_status pkv_cache_reset(pkv_cache *cache);
 
 /*
@@ -432,6 +459,28 @@ typedef struct pkv_cache_stats {
   uint64_t device_free_bytes;
   int64_t unused_slots;        /* by pkv_cache_measure; -1 before the first */
   int64_t free_tail_blocks;
+  /* Tiers. Bytes are blocks times block_bytes. */
+  int64_t host_tier_blocks;    /* room in the host tier */
+  int64_t host_tier_resident;  /* of that, in use: findable, or of offloaded sequences */
+  int64_t host_hit_tokens;     /* of hit_tokens, restored from the host tier */
+  int64_t disk_hit_tokens;     /* of hit_tokens, restored from the disk tier */
+  int64_t tier_misses;         /* prompts that no tier continued */
+  int64_t offloaded_blocks;    /* copied from the device to the host tier */
+  int64_t restored_blocks;     /* and back */
+  int64_t skipped_offloads;    /* evicted blocks that were let go: by the policy, or for want of room */
+  int64_t host_tier_evictions; /* blocks that the host tier gave up for others */
+  int64_t offloaded_sequences; /* now */
+  int64_t offload_rate;        /* measured, bytes per second; 0: not yet */
+  int64_t restore_rate;
+  int64_t is_disk_tier_on;     /* 0 without one, and after an error */
+  int64_t disk_tier_blocks;
+  int64_t disk_tier_resident;
+  int64_t disk_writes;         /* blocks */
+  int64_t disk_reads;
+  int64_t disk_drops;          /* blocks that the host tier gave up before they were written */
+  int64_t disk_damaged;        /* blocks of the file that were found damaged */
+  int64_t disk_write_rate;
+  int64_t disk_read_rate;
   int64_t max_num_blocks; /* that it may grow to */
   int64_t moved_blocks;   /* by resizes */
 } pkv_cache_stats;
@@ -451,8 +500,31 @@ PKV_API pkv_status pkv_cache_check(const pkv_cache *cache);
 PKV_API pkv_status pkv_cache_explain(const pkv_cache *cache, int32_t block, char *buffer, size_t capacity,
                                      size_t *out_length);
 
-/* Address of a block on the device. */
+/* Returns when what was offloaded has arrived in the host tier, and what is findable there has been written to the disk
+ * tier; DEVICE_ERROR if that is switched off. A no-op without tiers. */
+PKV_API pkv_status pkv_cache_flush_tiers(pkv_cache *cache);
+
+/* Address of a block on the device; of several on the first (pkv_cache_get_shard has the others). */
 PKV_API pkv_status pkv_cache_block_ptr(const pkv_cache *cache, int32_t block, void **out);
+
+/* What the device_index-th device of a cache holds. Where layers stand in its blocks, pkv_layout_layer says of a layout
+ * with so many layers and heads. */
+typedef struct pkv_shard_info {
+  size_t struct_size;
+  char device[16];
+  void *base;           /* address of block 0 */
+  uint64_t block_bytes; /* of its part of a block */
+  int32_t num_devices;  /* of the cache */
+  pkv_shard shard;
+  int32_t first_layer, num_layers;     /* of the model's, those that it holds */
+  int32_t first_kv_head, num_kv_heads; /* likewise */
+} pkv_shard_info;
+PKV_API pkv_status pkv_cache_get_shard(const pkv_cache *cache, int32_t device_index, pkv_shard_info *out);
+
+/* With PKV_SHARD_SEQUENCES, what one device holds, as a cache of its own: the same sequences under the same ids, its own
+ * block ids, statistics, pins, victims, snapshots, events, traces. The handle belongs to the cache; destroying it does
+ * nothing. The cache and its parts take one mutating thread together. */
+PKV_API pkv_status pkv_cache_get_part(pkv_cache *cache, int32_t device_index, pkv_cache **out);
 
 /* ---- 5. Sequences -------------------------------------------------------------------------------------------- */
 
@@ -521,6 +593,8 @@ typedef struct pkv_sequence_info {
   uint64_t namespace_id;
   int32_t priority;
   uint64_t tag;
+  int32_t device_index;      /* with PKV_SHARD_SEQUENCES, of the device that it is on; else 0 */
+  int32_t is_offloaded;      /* its blocks are in the host tier */
 } pkv_sequence_info;
 PKV_API pkv_status pkv_sequence_get_info(const pkv_cache *cache, pkv_sequence sequence, pkv_sequence_info *out);
 
@@ -539,6 +613,18 @@ PKV_API pkv_status pkv_sequence_shift(pkv_cache *cache, pkv_sequence sequence, i
  * PKV_EVICTION_PRIORITY the priority of their sequence. ttl_ms: 0, or the hint ends after so many milliseconds. */
 PKV_API pkv_status pkv_sequence_set_retention(pkv_cache *cache, pkv_sequence sequence, int64_t start, int64_t end,
                                               int32_t priority, int64_t ttl_ms);
+
+/* Preemption: moves all blocks of a sequence to the host tier, the partial last one too, or none (OUT_OF_BLOCKS where it
+ * has no room, NEVER_FITS where it is smaller; both count slots of the tier). The sequence stays open without blocks:
+ * until it is restored it can be looked at and closed; all else is BUSY. UNSUPPORTED without a host tier. */
+PKV_API pkv_status pkv_sequence_offload(pkv_cache *cache, pkv_sequence sequence);
+/* Brings them back, all or none: into uncached and evictable blocks, but for those that the cache has still. */
+PKV_API pkv_status pkv_sequence_restore(pkv_cache *cache, pkv_sequence sequence);
+/* With PKV_SHARD_SEQUENCES, moves a sequence to another device: what is cached there is taken, the other blocks are copied
+ * and findable there from then on, and here it is closed. Its id changes. All or none; OUT_OF_BLOCKS as in load. Waits
+ * for the streams: that of its last prepare here, and on the other device `stream`, an array as everywhere, or NULL. */
+PKV_API pkv_status pkv_sequence_migrate(pkv_cache *cache, pkv_sequence sequence, int32_t device_index,
+                                        pkv_stream stream, pkv_sequence *out);
 
 /* One JSON object about a sequence: lengths, blocks and who shares them, what closing it would free, why it is or is
  * not the next victim. Buffers as in pkv_cache_format_stats. */
@@ -595,6 +681,10 @@ typedef struct pkv_batch pkv_batch;
 #define PKV_FORMAT_CSR 2u      /* indptr, indices, last_block_len */
 #define PKV_FORMAT_POINTERS 4u /* block_pointers int64 [num_blocks]: the address of every block */
 
+/* For measurements (docs/device-tables.md): MAPPED tables stay in pinned memory of the host, and kernels read them over
+ * the link. On the host backend both are the same. */
+typedef enum pkv_table_memory { PKV_TABLES_DEVICE = 0, PKV_TABLES_MAPPED = 1 } pkv_table_memory;
+
 typedef struct pkv_batch_options {
   size_t struct_size;
   int64_t max_sequences;
@@ -602,6 +692,7 @@ typedef struct pkv_batch_options {
   int64_t max_sequence_length; /* 0: unbounded, tables grow on demand */
   int32_t num_heads;           /* query heads, for the attention workspace; 0: found at the first attend */
   uint32_t formats;            /* 0: PKV_FORMAT_TABLE */
+  pkv_table_memory tables;     /* where kernels find the tables; default: in the device's memory */
 } pkv_batch_options;
 
 PKV_API pkv_status pkv_batch_create(pkv_cache *cache, const pkv_batch_options *options, pkv_batch **out);
@@ -615,6 +706,7 @@ typedef struct pkv_prepare_options {
   int64_t pad_sequences;      /* 0, or pad to so many sequences of length 0 */
   int64_t pad_tokens;         /* 0, or pad to so many tokens of slot -1 */
   int64_t max_query_len;      /* 0, or a bound on counts that the choice of kernel may depend on */
+  int64_t steps_ahead;        /* 0, or so many further tokens of each sequence are prepared: see pkv_batch_advance */
 } pkv_prepare_options;
 
 /*
@@ -642,7 +734,10 @@ typedef enum pkv_batch_table {
   PKV_INDPTR = 5,         /* int32 [num_sequences + 1] */
   PKV_INDICES = 6,        /* int32 [indptr of the end] */
   PKV_LAST_BLOCK_LEN = 7, /* int32 [num_sequences]; 0 for an empty sequence */
-  PKV_BLOCK_POINTERS = 8  /* int64 [num_blocks of the cache]; it grows in place */
+  PKV_BLOCK_POINTERS = 8, /* int64 [num_blocks of the cache]; it grows in place */
+  /* Of a part (pkv_batch_get_part), on the host: where its sequences and tokens stand in the whole prepare. */
+  PKV_SEQUENCE_PLACES = 9, /* int64 [num_sequences]; -1 for padding */
+  PKV_TOKEN_PLACES = 10    /* int64 [num_tokens]; -1 for padding */
 } pkv_batch_table;
 
 /* A table of the last prepare, on the host; release it with pkv_array_release. Its memory is refilled by the next
@@ -653,6 +748,14 @@ PKV_API pkv_status pkv_batch_get_table(const pkv_batch *batch, pkv_batch_table t
  * and its generation stays; owner is NULL. The work that fills it was queued on the stream of the last prepare. On the
  * host it is the table itself. */
 PKV_API pkv_status pkv_batch_get_device_table(const pkv_batch *batch, pkv_batch_table table, pkv_array *out);
+/* The same on the device_index-th of several devices; without an index it is the first. */
+PKV_API pkv_status pkv_batch_get_shard_table(const pkv_batch *batch, pkv_batch_table table, int32_t device_index,
+                                             pkv_array *out);
+
+/* With PKV_SHARD_SEQUENCES, the step of one device, as a batch of the cache's part: the sequences that are there, in the
+ * order of the prepare, padded as it is. All its tables are of them alone, and rows of tensors too; PKV_TOKEN_PLACES says
+ * which rows of the whole they are. The handle belongs to the batch; only the whole can be prepared and discarded. */
+PKV_API pkv_status pkv_batch_get_part(pkv_batch *batch, int32_t device_index, pkv_batch **out);
 
 typedef struct pkv_batch_info {
   size_t struct_size;
@@ -661,8 +764,37 @@ typedef struct pkv_batch_info {
   int64_t max_query_len;
   int64_t max_seq_len;
   uint64_t generation;   /* changes when a table moves, or the cache shrinks */
+  uint64_t uploaded_bytes; /* to the device by the last prepare; 0 on the host */
 } pkv_batch_info;
 PKV_API pkv_status pkv_batch_get_info(const pkv_batch *batch, pkv_batch_info *out);
+
+/*
+ * Steps without the host. A prepare with steps_ahead = K, of one new token for every sequence and in a batch with
+ * max_sequence_length, also reserves the blocks of K further tokens, all or none, and shows them in the block table;
+ * max_seq_len is then the bound with all K. After that step up to K times: advance makes the tables of the next one on
+ * the device, write_kv and attend use them. All of it may be captured in one CUDA graph that is replayed, also after
+ * later prepares of the same padded size. At the end settle tells the cache. What was reserved and not used stays with
+ * the sequences for their next tokens; pkv_sequence_truncate to the same length gives it back. A prepare instead of
+ * settle drops the steps.
+ */
+
+/* Queues: every active sequence gets a token more, at its next position and slot. One that is not active, or has no
+ * room left, keeps its length and gets slot -1, which write_kv skips; its row of attend is one of its last position, to be
+ * ignored. It may be active again later. is_active: bool or int32 [num_sequences, padding included] on the cache's
+ * device, or NULL for all. stream: that of the prepare. On a device the tables of the host stay those of the prepare. A
+ * sequence that was closed, truncated or appended to since must not be active: its blocks may be others'. */
+PKV_API pkv_status pkv_batch_advance(pkv_batch *batch, const pkv_tensor *is_active, pkv_stream stream);
+
+/* Waits for the stream. out_counts, [num_sequences] without padding: tokens that each sequence got by advance.
+ * out_num_refused, how often an active one had no room, may be NULL. */
+PKV_API pkv_status pkv_batch_get_advanced(const pkv_batch *batch, int64_t num_sequences, pkv_stream stream,
+                                          int64_t *out_counts, int64_t *out_num_refused);
+
+/* Appends counts[i] tokens, 0 to K, to the sequences of the prepare, all or none: as prepare would, but their K and V are
+ * there, so no block is taken or copied. tokens as in prepare. A sequence that was changed since (forks are no change) is
+ * INVALID_ARGUMENT, a closed one NOT_FOUND, unless its count is 0. Once for a prepare; there is nothing to discard then. */
+PKV_API pkv_status pkv_batch_settle(pkv_batch *batch, const int64_t *counts, int64_t num_sequences,
+                                    const int64_t *tokens, int64_t num_tokens);
 
 /* ---- 7. Prefixes and namespaces ------------------------------------------------------------------------------ */
 
@@ -785,6 +917,8 @@ typedef struct pkv_write_options {
   size_t struct_size;
   pkv_stream stream;
   const pkv_rope *rope; /* NULL: K is stored as given */
+  int32_t device_index; /* of several devices, the one that the tensors are on and the kernel runs on; its heads or layers
+                           only, layer counted as in the whole model */
 } pkv_write_options;
 
 /* Stores the rows of a step's new tokens at its slots. k: [num_tokens, num_kv_heads, head_dim], v: [num_tokens,
@@ -806,6 +940,13 @@ PKV_API pkv_status pkv_gather_kv(pkv_cache *cache, int32_t layer, const pkv_batc
 PKV_API pkv_status pkv_scatter_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch, int64_t sequence_index,
                                   int64_t start, int64_t count, const pkv_tensor *k, const pkv_tensor *v,
                                   pkv_stream stream);
+/* The same on the device_index-th of several devices, with its heads or layers; without an index it is the first. */
+PKV_API pkv_status pkv_gather_shard_kv(pkv_cache *cache, int32_t device_index, int32_t layer, const pkv_batch *batch,
+                                       int64_t sequence_index, int64_t start, int64_t count, const pkv_tensor *k,
+                                       const pkv_tensor *v, pkv_stream stream);
+PKV_API pkv_status pkv_scatter_shard_kv(pkv_cache *cache, int32_t device_index, int32_t layer, const pkv_batch *batch,
+                                        int64_t sequence_index, int64_t start, int64_t count, const pkv_tensor *k,
+                                        const pkv_tensor *v, pkv_stream stream);
 
 typedef struct pkv_attend_options {
   size_t struct_size;
@@ -823,6 +964,7 @@ typedef struct pkv_attend_options {
                                      tokens; all earlier tokens are seen, window still applies */
   pkv_toggle invariant;           /* default off. On: a sequence's result does not depend, by a bit, on the step's other
                                      sequences (on the host it never does) */
+  int32_t device_index;           /* as in pkv_write_options; num_heads is that of the device */
 } pkv_attend_options;
 
 /*
@@ -892,8 +1034,8 @@ typedef struct pkv_memory_region {
   int64_t first_block, num_blocks;
   char device[16];
 } pkv_memory_region;
-/* out: [capacity], out[0].struct_size bytes apart; NULL if capacity is 0. out_count is the full number, 1 in this
- * version. */
+/* out: [capacity], out[0].struct_size bytes apart; NULL if capacity is 0. out_count is the full number: one of
+ * each device. */
 PKV_API pkv_status pkv_cache_get_regions(const pkv_cache *cache, pkv_memory_region *out, int64_t capacity,
                                          int64_t *out_count);
 

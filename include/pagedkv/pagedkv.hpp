@@ -288,6 +288,10 @@ class Sequence {
   void commit(Span<int64_t> tokens) { check(pkv_sequence_commit(cache_.get(), id_, tokens.data(), tokens.size())); }
   void truncate(int64_t length) { check(pkv_sequence_truncate(cache_.get(), id_, length)); }
   // Drops tokens [start, start + count); needs a rope in the cache's options.
+  // With PKV_SHARD_SEQUENCES; the id changes.
+  void migrate(int32_t device_index, pkv_stream stream = nullptr) {
+    check(pkv_sequence_migrate(cache_.get(), id_, device_index, stream, &id_));
+  }
   void shift(int64_t start, int64_t count, pkv_stream stream = PKV_STREAM_OF_SEQUENCE) {
     check(pkv_sequence_shift(cache_.get(), id_, start, count, stream));
   }
@@ -295,6 +299,9 @@ class Sequence {
   void set_retention(int64_t start, int64_t end, int32_t priority, int64_t ttl_ms = 0) {
     check(pkv_sequence_set_retention(cache_.get(), id_, start, end, priority, ttl_ms));
   }
+  // Preemption: to the host tier as a whole, and back.
+  void offload() { check(pkv_sequence_offload(cache_.get(), id_)); }
+  void restore() { check(pkv_sequence_restore(cache_.get(), id_)); }
   std::string explain() const {
     return read_text([this](char *buffer, size_t capacity, size_t *length) {
       return pkv_sequence_explain(cache_.get(), id_, buffer, capacity, length);
@@ -512,9 +519,10 @@ class Cache {
   void quarantine_transfer(pkv_transfer transfer) { check(pkv_transfer_quarantine(get(), transfer)); }
   void finish_transfer(pkv_transfer transfer) { check(pkv_transfer_finish(get(), transfer)); }
   std::vector<pkv_memory_region> regions() const {
-    std::vector<pkv_memory_region> regions(1, make_struct<pkv_memory_region>());
     int64_t count = 0;
-    check(pkv_cache_get_regions(get(), regions.data(), 1, &count));
+    check(pkv_cache_get_regions(get(), nullptr, 0, &count));
+    std::vector<pkv_memory_region> regions(static_cast<size_t>(count), make_struct<pkv_memory_region>());
+    check(pkv_cache_get_regions(get(), regions.data(), count, &count));
     return regions;
   }
 
@@ -549,6 +557,8 @@ class Cache {
     check(pkv_cache_resize(get(), num_blocks, &options));
   }
   Resize prepare_resize(int64_t num_blocks) { return Resize(get(), num_blocks); }
+  // What was offloaded is in the host tier then, and what is findable there on the disk.
+  void flush_tiers() { check(pkv_cache_flush_tiers(get())); }
   // options: null for the saved namespace, regions, priority and tag.
   Sequence load_sequence(const pkv_snapshot_io &io, const pkv_open_options *options = nullptr,
                          pkv_stream stream = nullptr) {
@@ -625,13 +635,24 @@ class Cache {
     check(pkv_cache_block_ptr(get(), block, &address));
     return address;
   }
+  // With PKV_SHARD_SEQUENCES, what one device holds; the handle belongs to this cache.
+  pkv_cache *part(int32_t device_index) const {
+    pkv_cache *part = nullptr;
+    check(pkv_cache_get_part(get(), device_index, &part));
+    return part;
+  }
+  pkv_shard_info shard(int32_t device_index) const {
+    auto info = make_struct<pkv_shard_info>();
+    check(pkv_cache_get_shard(get(), device_index, &info));
+    return info;
+  }
 
   void write_kv(int32_t layer, const Batch &batch, const pkv_tensor &k, const pkv_tensor &v,
                 const pkv_write_options &options = make_struct<pkv_write_options>());
   void gather_kv(int32_t layer, const Batch &batch, int64_t sequence_index, int64_t start, int64_t count,
-                 const pkv_tensor &k, const pkv_tensor &v, pkv_stream stream = nullptr) const;
+                 const pkv_tensor &k, const pkv_tensor &v, pkv_stream stream = nullptr, int32_t device_index = 0) const;
   void scatter_kv(int32_t layer, const Batch &batch, int64_t sequence_index, int64_t start, int64_t count,
-                  const pkv_tensor &k, const pkv_tensor &v, pkv_stream stream = nullptr);
+                  const pkv_tensor &k, const pkv_tensor &v, pkv_stream stream = nullptr, int32_t device_index = 0);
   void attend(int32_t layer, const Batch &batch, const pkv_tensor &q, const pkv_tensor &out,
               const pkv_attend_options &options = make_struct<pkv_attend_options>());
   pkv_cache *get() const { return cache_.get(); }
@@ -674,6 +695,21 @@ class Batch {
                             tokens.size() == 0 ? nullptr : tokens.data(), tokens.size(), &options));
   }
   void discard() { check(pkv_batch_discard(get())); }
+  // Steps without the host, behind a prepare with steps_ahead. is_active: NULL for all.
+  void advance(const pkv_tensor *is_active = nullptr, pkv_stream stream = nullptr) {
+    check(pkv_batch_advance(get(), is_active, stream));
+  }
+  // How many tokens each of the num_sequences got.
+  std::vector<int64_t> advanced(int64_t num_sequences, pkv_stream stream = nullptr,
+                                int64_t *out_num_refused = nullptr) const {
+    std::vector<int64_t> counts(static_cast<size_t>(num_sequences));
+    check(pkv_batch_get_advanced(get(), num_sequences, stream, counts.data(), out_num_refused));
+    return counts;
+  }
+  void settle(Span<int64_t> counts, Span<int64_t> tokens = {}) {
+    check(pkv_batch_settle(get(), counts.data(), counts.size(), tokens.size() == 0 ? nullptr : tokens.data(),
+                           tokens.size()));
+  }
   pkv_batch_info info() const {
     auto info = make_struct<pkv_batch_info>();
     check(pkv_batch_get_info(get(), &info));
@@ -688,10 +724,16 @@ class Batch {
   Array<int32_t> indices() const { return table<int32_t>(PKV_INDICES); }
   Array<int32_t> last_block_len() const { return table<int32_t>(PKV_LAST_BLOCK_LEN); }
   Array<int64_t> block_pointers() const { return table<int64_t>(PKV_BLOCK_POINTERS); }
+  // Likewise a step of one device.
+  pkv_batch *part(int32_t device_index) const {
+    pkv_batch *part = nullptr;
+    check(pkv_batch_get_part(get(), device_index, &part));
+    return part;
+  }
   // An address on the device, valid while this batch lives and its generation stays.
-  pkv_array device_table(pkv_batch_table which) const {
+  pkv_array device_table(pkv_batch_table which, int32_t device_index = 0) const {
     pkv_array array{};
-    check(pkv_batch_get_device_table(get(), which, &array));
+    check(pkv_batch_get_shard_table(get(), which, device_index, &array));
     return array;
   }
   pkv_batch *get() const { return batch_.get(); }
@@ -723,13 +765,14 @@ inline void Cache::write_kv(int32_t layer, const Batch &batch, const pkv_tensor 
 }
 
 inline void Cache::gather_kv(int32_t layer, const Batch &batch, int64_t sequence_index, int64_t start, int64_t count,
-                             const pkv_tensor &k, const pkv_tensor &v, pkv_stream stream) const {
-  check(pkv_gather_kv(get(), layer, batch.get(), sequence_index, start, count, &k, &v, stream));
+                             const pkv_tensor &k, const pkv_tensor &v, pkv_stream stream,
+                             int32_t device_index) const {
+  check(pkv_gather_shard_kv(get(), device_index, layer, batch.get(), sequence_index, start, count, &k, &v, stream));
 }
 
 inline void Cache::scatter_kv(int32_t layer, const Batch &batch, int64_t sequence_index, int64_t start, int64_t count,
-                              const pkv_tensor &k, const pkv_tensor &v, pkv_stream stream) {
-  check(pkv_scatter_kv(get(), layer, batch.get(), sequence_index, start, count, &k, &v, stream));
+                              const pkv_tensor &k, const pkv_tensor &v, pkv_stream stream, int32_t device_index) {
+  check(pkv_scatter_shard_kv(get(), device_index, layer, batch.get(), sequence_index, start, count, &k, &v, stream));
 }
 
 inline void Cache::attend(int32_t layer, const Batch &batch, const pkv_tensor &q, const pkv_tensor &out,

@@ -7,6 +7,7 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <vector>
 
 #include "base/status.h"
 #include "cache/batch.h"
@@ -17,8 +18,10 @@ struct pkv_pool {
   std::shared_ptr<pkv::Pool> pool;
 };
 struct pkv_cache {
-  std::shared_ptr<pkv::Cache> cache;
+  std::shared_ptr<pkv::Cache> cache;  // where sequences are shared out, the first part's
   pkv::TraceHeader description;
+  std::vector<std::unique_ptr<pkv_cache>> parts;  // where sequences are shared out, one of each device; see parts.h
+  bool is_part = false;                           // it belongs to another handle
 };
 struct pkv_batch {
   std::shared_ptr<pkv::Batch> batch;
@@ -26,6 +29,8 @@ struct pkv_batch {
   pkv_batch_options options = {};
   uint64_t trace_session = 0;  // the recording that knows the batch, by trace_number
   uint64_t trace_number = 0;
+  std::vector<std::unique_ptr<pkv_batch>> parts;  // as of the cache
+  bool is_part = false;
 };
 
 struct pkv_resize {

@@ -1,6 +1,6 @@
 #include "attention/attention.h"
 
-#include "api/abi.h"
+#include "api/parts.h"
 #include "backend/backend.h"
 #include "base/ranges.h"
 
@@ -8,25 +8,33 @@ using namespace pkv;
 
 namespace {
 
-// The step of a batch must be there, and of this cache.
-Status check_step(const pkv_cache *cache, int32_t layer, const pkv_batch *batch) {
+// The handles must be there, and the batch of this cache.
+Status check_handles(const pkv_cache *cache, const pkv_batch *batch) {
   PKV_TRY(check_pointer("cache", cache));
   PKV_TRY(check_pointer("batch", batch));
-  if (batch->batch->cache() != cache->cache.get()) {
+  if (batch->batch->cache() != cache->cache.get() || batch->parts.size() != cache->parts.size()) {
     return fail(PKV_INVALID_ARGUMENT, "the batch belongs to another cache");
   }
-  PKV_TRY(cache->cache->check_layer(layer));
-  PKV_TRY(cache->cache->check_usable());
-  return batch->batch->check_prepared();
+  return PKV_OK;
+}
+
+// Where the kernel runs: the device must have the layer, and the batch a step.
+Status find_step(const pkv_cache *cache, int32_t device_index, int32_t layer, const pkv_batch *batch, Place *out) {
+  PKV_TRY(find_place(cache, batch, device_index, out));
+  PKV_TRY(out->cache->check_layer_on(out->device_index, layer));
+  PKV_TRY(out->cache->check_usable());
+  return out->batch->check_prepared();
 }
 
 // What gather and scatter are given, checked.
-Status find_rows(const pkv_cache *cache, int32_t layer, const pkv_batch *batch, int64_t sequence_index, int64_t start,
-                 int64_t count, const pkv_tensor *k, const pkv_tensor *v, SequenceRows *out) {
-  PKV_TRY(check_step(cache, layer, batch));
+Status find_rows(const pkv_cache *cache, int32_t device_index, int32_t layer, const pkv_batch *batch,
+                 int64_t sequence_index, int64_t start, int64_t count, const pkv_tensor *k, const pkv_tensor *v,
+                 Place *out_place, SequenceRows *out) {
+  PKV_TRY(check_handles(cache, batch));
+  PKV_TRY(find_step(cache, device_index, layer, batch, out_place));
   PKV_TRY(check_pointer("k", k));
   PKV_TRY(check_pointer("v", v));
-  return batch->batch->find_rows(sequence_index, start, count, out);
+  return out_place->batch->find_rows(sequence_index, start, count, out_place->device_index, out);
 }
 
 }  // namespace
@@ -35,35 +43,54 @@ pkv_status pkv_write_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch,
                         const pkv_tensor *v, const pkv_write_options *options) {
   return guarded([&]() -> Status {
     const Range range("pagedkv.write_kv");
-    PKV_TRY(check_step(cache, layer, batch));
+    PKV_TRY(check_handles(cache, batch));
     PKV_TRY(check_pointer("k", k));
     PKV_TRY(check_pointer("v", v));
     pkv_write_options given = {};
     if (options != nullptr) PKV_TRY(read_struct("options", options, &given));
     pkv_rope rope = {};
     if (given.rope != nullptr) PKV_TRY(read_struct("rope", given.rope, &rope));
-    return write_kv(cache->cache->backend(), cache->cache->describe_kv(layer), batch->batch->tables(), *k, *v,
-                    given.rope == nullptr ? nullptr : &rope, given.stream);
+    Place place = {};
+    PKV_TRY(find_step(cache, given.device_index, layer, batch, &place));
+    const int32_t device = place.device_index;
+    return write_kv(place.cache->shard(device).backend, place.cache->describe_kv(layer, device),
+                    place.batch->tables(device), *k, *v, given.rope == nullptr ? nullptr : &rope, given.stream);
   });
 }
 
 pkv_status pkv_gather_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch, int64_t sequence_index, int64_t start,
                          int64_t count, const pkv_tensor *k, const pkv_tensor *v, pkv_stream stream) {
+  return pkv_gather_shard_kv(cache, 0, layer, batch, sequence_index, start, count, k, v, stream);
+}
+
+pkv_status pkv_gather_shard_kv(pkv_cache *cache, int32_t device_index, int32_t layer, const pkv_batch *batch,
+                               int64_t sequence_index, int64_t start, int64_t count, const pkv_tensor *k,
+                               const pkv_tensor *v, pkv_stream stream) {
   return guarded([&]() -> Status {
     const Range range("pagedkv.gather_kv");
+    Place place = {};
     SequenceRows rows = {};
-    PKV_TRY(find_rows(cache, layer, batch, sequence_index, start, count, k, v, &rows));
-    return gather_kv(cache->cache->backend(), cache->cache->describe_kv(layer), rows, count, *k, *v, stream);
+    PKV_TRY(find_rows(cache, device_index, layer, batch, sequence_index, start, count, k, v, &place, &rows));
+    return gather_kv(place.cache->shard(place.device_index).backend, place.cache->describe_kv(layer, place.device_index), rows,
+                     count, *k, *v, stream);
   });
 }
 
 pkv_status pkv_scatter_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch, int64_t sequence_index, int64_t start,
                           int64_t count, const pkv_tensor *k, const pkv_tensor *v, pkv_stream stream) {
+  return pkv_scatter_shard_kv(cache, 0, layer, batch, sequence_index, start, count, k, v, stream);
+}
+
+pkv_status pkv_scatter_shard_kv(pkv_cache *cache, int32_t device_index, int32_t layer, const pkv_batch *batch,
+                                int64_t sequence_index, int64_t start, int64_t count, const pkv_tensor *k,
+                                const pkv_tensor *v, pkv_stream stream) {
   return guarded([&]() -> Status {
     const Range range("pagedkv.scatter_kv");
+    Place place = {};
     SequenceRows rows = {};
-    PKV_TRY(find_rows(cache, layer, batch, sequence_index, start, count, k, v, &rows));
-    return scatter_kv(cache->cache->backend(), cache->cache->describe_kv(layer), rows, count, *k, *v, stream);
+    PKV_TRY(find_rows(cache, device_index, layer, batch, sequence_index, start, count, k, v, &place, &rows));
+    return scatter_kv(place.cache->shard(place.device_index).backend, place.cache->describe_kv(layer, place.device_index), rows,
+                      count, *k, *v, stream);
   });
 }
 
@@ -71,13 +98,16 @@ pkv_status pkv_attend(pkv_cache *cache, int32_t layer, const pkv_batch *batch, c
                       const pkv_tensor *out, const pkv_attend_options *options) {
   return guarded([&]() -> Status {
     const Range range("pagedkv.attend");
-    PKV_TRY(check_step(cache, layer, batch));
+    PKV_TRY(check_handles(cache, batch));
     PKV_TRY(check_pointer("q", q));
     PKV_TRY(check_pointer("out", out));
     pkv_attend_options given = {};
     if (options != nullptr) PKV_TRY(read_struct("options", options, &given));
-    return attend(cache->cache->backend(), cache->cache->describe_kv(layer), batch->batch->tables(),
-                  batch->batch->workspace(), *q, *out, given);
+    Place place = {};
+    PKV_TRY(find_step(cache, given.device_index, layer, batch, &place));
+    const int32_t device = place.device_index;
+    return attend(place.cache->shard(device).backend, place.cache->describe_kv(layer, device),
+                  place.batch->tables(device), place.batch->workspace(device), *q, *out, given);
   });
 }
 

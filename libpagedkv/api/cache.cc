@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "api/parts.h"
 #include "api/traced.h"
 #include "attention/attention.h"
 #include "backend/backend.h"
@@ -15,6 +16,7 @@ using namespace pkv;
 namespace {
 
 constexpr int32_t kMaxGroups = 1024;
+constexpr int32_t kMaxDevices = 64;
 constexpr int64_t kMaxEvents = int64_t{1} << 32;
 
 Status check_cache(const pkv_cache *cache) { return check_pointer("cache", cache); }
@@ -48,6 +50,41 @@ Status check_eviction(pkv_eviction eviction) {
   return fail(PKV_INVALID_ARGUMENT, "eviction is %d, unknown", static_cast<int>(eviction));
 }
 
+// The devices of a cache, one or several of a kind.
+Status open_devices(const pkv_cache_options &options, CacheOptions *out) {
+  if (options.shard < PKV_SHARD_NONE || options.shard > PKV_SHARD_SEQUENCES) {
+    return fail(PKV_INVALID_ARGUMENT, "shard is %d, unknown", static_cast<int>(options.shard));
+  }
+  out->shard = options.shard;
+  if (options.num_devices < 0 || options.num_devices > kMaxDevices) {
+    return fail(PKV_INVALID_ARGUMENT, "num_devices is %d, not in 0 to %d", options.num_devices, kMaxDevices);
+  }
+  PKV_TRY(check_array("devices", options.devices, options.num_devices));
+  if (options.num_devices == 0) {
+    if (options.devices != nullptr) return fail(PKV_INVALID_ARGUMENT, "devices are given, but num_devices is 0");
+    out->devices.resize(1);
+    return open_backend(options.device, &out->devices[0]);
+  }
+  if (options.device != nullptr) {
+    return fail(PKV_INVALID_ARGUMENT, "device (%.32s) and devices exclude each other", options.device);
+  }
+  for (int32_t i = 0; i < options.num_devices; ++i) {
+    if (options.devices[i] == nullptr) return fail(PKV_INVALID_ARGUMENT, "devices[%d] is NULL", i);
+    Backend *backend = nullptr;
+    if (const Status status = open_backend(options.devices[i], &backend); status != PKV_OK) {
+      return fail(status, "devices[%d]: %s", i, last_error());
+    }
+    out->devices.push_back(backend);
+    if (backend->is_host() == out->devices[0]->is_host()) continue;
+    return fail(PKV_UNSUPPORTED, "devices[%d] is %s, but devices[0] is %s: those of a cache are all of one kind", i,
+                backend->device(), out->devices[0]->device());
+  }
+  if (options.memory != nullptr && options.num_devices > 1) {
+    return fail(PKV_UNSUPPORTED, "memory is given: a cache over %d devices allocates its own", options.num_devices);
+  }
+  return PKV_OK;
+}
+
 // The size of the pool, given in one of three ways.
 Status choose_num_blocks(const pkv_cache_options &options, uint64_t block_bytes, Backend *backend, int64_t *out) {
   const bool has_fraction = options.memory_fraction != 0;
@@ -79,6 +116,72 @@ Status choose_num_blocks(const pkv_cache_options &options, uint64_t block_bytes,
   return PKV_OK;
 }
 
+Status read_tier_options(const pkv_cache_options &given, CacheOptions *out) {
+  TierOptions &tiers = out->tiers;
+  const uint64_t block_bytes = out->layout.block_bytes();
+  if (given.host_tier_blocks < 0 || given.host_tier_blocks > kMaxBlocks) {
+    return fail(PKV_INVALID_ARGUMENT, "host_tier_blocks is %" PRId64 ", not in 0 to %" PRId64, given.host_tier_blocks,
+                kMaxBlocks);
+  }
+  if (given.host_tier_blocks != 0 && given.host_tier_bytes != 0) {
+    return fail(PKV_INVALID_ARGUMENT, "host_tier_blocks (%" PRId64 ") and host_tier_bytes (%" PRIu64
+                ") exclude each other", given.host_tier_blocks, given.host_tier_bytes);
+  }
+  if (given.num_devices > 1 && (given.host_tier_blocks != 0 || given.host_tier_bytes != 0)) {
+    return fail(PKV_UNSUPPORTED, "a host tier stands behind one device; num_devices is %d", given.num_devices);
+  }
+  tiers.num_host_slots = given.host_tier_blocks;
+  if (given.host_tier_bytes != 0) {
+    tiers.num_host_slots = static_cast<int64_t>(std::min<uint64_t>(given.host_tier_bytes / block_bytes, kMaxBlocks));
+    if (tiers.num_host_slots == 0) {
+      return fail(PKV_INVALID_ARGUMENT, "host_tier_bytes is %" PRIu64 ", less than one block of %" PRIu64,
+                  given.host_tier_bytes, block_bytes);
+    }
+  }
+  if (given.tier_min_hits < 0 || given.tier_min_hits > UINT8_MAX) {
+    return fail(PKV_INVALID_ARGUMENT, "tier_min_hits is %" PRId64 ", not in 0 to %d", given.tier_min_hits, UINT8_MAX);
+  }
+  tiers.min_hits = given.tier_min_hits;
+  if (!std::isfinite(given.recompute_tokens_per_second) || given.recompute_tokens_per_second < 0) {
+    return fail(PKV_INVALID_ARGUMENT, "recompute_tokens_per_second is %g, not a rate or 0",
+                given.recompute_tokens_per_second);
+  }
+  tiers.recompute_tokens_per_second = given.recompute_tokens_per_second;
+  PKV_TRY(read_toggle("disk_tier_reset", given.disk_tier_reset, false, &tiers.resets_disk));
+  if (given.disk_tier_path == nullptr) {
+    if (given.disk_tier_bytes == 0) return PKV_OK;
+    return fail(PKV_INVALID_ARGUMENT, "disk_tier_bytes is %" PRIu64 ", but there is no disk_tier_path",
+                given.disk_tier_bytes);
+  }
+  if (tiers.num_host_slots == 0) {
+    return fail(PKV_INVALID_ARGUMENT, "a disk tier stands behind a host tier: host_tier_bytes is 0");
+  }
+  tiers.disk_path = given.disk_tier_path;
+  tiers.identity = given.tier_identity;
+  tiers.num_disk_slots = DiskTier::count_slots(out->layout, given.disk_tier_bytes);
+  if (tiers.num_disk_slots > 0) return PKV_OK;
+  return fail(PKV_INVALID_ARGUMENT, "disk_tier_bytes is %" PRIu64 ", too little for one block of %" PRIu64,
+              given.disk_tier_bytes, block_bytes);
+}
+
+// A cache for each device, whose sequences have indices of their own.
+Status create_parts(const CacheOptions &options, pkv_cache *handle) {
+  for (size_t i = 0; i < options.devices.size(); ++i) {
+    CacheOptions own = options;
+    own.devices = {options.devices[i]};
+    own.shard = PKV_SHARD_NONE;
+    own.first_index = static_cast<uint32_t>(i) << kPartShift;
+    own.num_indices = uint32_t{1} << kPartShift;
+    auto part = std::make_unique<pkv_cache>();
+    part->description = handle->description;
+    part->is_part = true;
+    PKV_TRY(Cache::create(own, {{options.layout}}, &part->cache));
+    handle->parts.push_back(std::move(part));
+  }
+  handle->cache = handle->parts[0]->cache;
+  return PKV_OK;
+}
+
 // What sequences do beyond the plain: a window, hits inside a block, shifts.
 Status read_sequence_options(const pkv_cache_options &given, CacheOptions *out) {
   if (given.window < 0) return fail(PKV_INVALID_ARGUMENT, "window is %" PRId64 ", negative", given.window);
@@ -96,6 +199,14 @@ Status read_sequence_options(const pkv_cache_options &given, CacheOptions *out) 
     return fail(PKV_UNSUPPORTED, "rope has cos_sin: a cache rotates by base alone, at any distance");
   }
   return read_rope(rope, out->layout.describe_kv(0).head_dim, &out->rope);
+}
+
+void read_stats(const pkv_cache *cache, pkv_cache_stats *out) {
+  if (cache->parts.empty()) {
+    cache->cache->get_stats(out);
+  } else {
+    sum_stats(cache, out);
+  }
 }
 
 }  // namespace
@@ -161,31 +272,64 @@ pkv_status pkv_cache_create(const pkv_cache_options *options, pkv_cache **out) {
                   kMaxEvents);
     }
     cache_options.event_capacity = given.event_capacity;
-    Backend *backend = nullptr;
-    PKV_TRY(open_backend(given.device, &backend));
-    const uint64_t block_bytes = cache_options.layout.block_bytes();
+    PKV_TRY(read_tier_options(given, &cache_options));
+    PKV_TRY(open_devices(given, &cache_options));
+    std::vector<ShardPlan> plans;
+    const int32_t num_devices = static_cast<int32_t>(cache_options.devices.size());
+    PKV_TRY(plan_shards(cache_options.layout, cache_options.shard, num_devices, &plans));
+    if (given.max_num_blocks != 0 && num_devices > 1) {
+      return fail(PKV_UNSUPPORTED, "max_num_blocks is %" PRId64 ", but a cache over %d devices cannot be resized",
+                  given.max_num_blocks, num_devices);
+    }
     int64_t num_blocks = 0;
-    PKV_TRY(choose_num_blocks(given, block_bytes, backend, &num_blocks));
-    cache_options.pool = {block_bytes, num_blocks, given.memory, given.memory_bytes, given.max_num_blocks};
-    auto handle = std::make_unique<pkv_cache>();
-    PKV_TRY(Cache::create(backend, cache_options, &handle->cache));
+    for (size_t i = 0; i < plans.size(); ++i) {  // what fits everywhere
+      int64_t fitting = 0;
+      PKV_TRY(choose_num_blocks(given, plans[i].layout.block_bytes(), cache_options.devices[i], &fitting));
+      num_blocks = i == 0 ? fitting : std::min(num_blocks, fitting);
+    }
+    cache_options.pool = {0, num_blocks, given.memory, given.memory_bytes, given.max_num_blocks};
     description.options = given;
     description.options.prefix_caching = cache_options.prefix_caching ? PKV_ON : PKV_OFF;
     description.block_size = cache_options.layout.block_size();
+    auto handle = std::make_unique<pkv_cache>();
     handle->description = description;
+    if (cache_options.shard == PKV_SHARD_SEQUENCES) {
+      PKV_TRY(create_parts(cache_options, handle.get()));
+    } else {
+      PKV_TRY(Cache::create(cache_options, plans, &handle->cache));
+    }
     *out = handle.release();
     return PKV_OK;
   });
 }
 
-void pkv_cache_destroy(pkv_cache *cache) { delete cache; }
+void pkv_cache_destroy(pkv_cache *cache) {
+  if (cache != nullptr && !cache->is_part) delete cache;
+}
+
+pkv_status pkv_cache_get_part(pkv_cache *cache, int32_t device_index, pkv_cache **out) {
+  return guarded([&]() -> Status {
+    PKV_TRY(check_cache(cache));
+    PKV_TRY(check_pointer("out", out));
+    if (cache->parts.empty()) {
+      return fail(PKV_UNSUPPORTED, "the cache's sequences are not shared out over devices: it has no parts");
+    }
+    if (device_index < 0 || static_cast<size_t>(device_index) >= cache->parts.size()) {
+      return fail(PKV_INVALID_ARGUMENT, "device_index is %d, but the cache has %zu devices", device_index,
+                  cache->parts.size());
+    }
+    *out = cache->parts[static_cast<size_t>(device_index)].get();
+    return PKV_OK;
+  });
+}
 
 pkv_status pkv_cache_set_kv_scales(pkv_cache *cache, int32_t layer, const float *k_scale, const float *v_scale) {
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
     PKV_TRY(check_pointer("k_scale", k_scale));
     PKV_TRY(check_pointer("v_scale", v_scale));
-    return cache->cache->set_kv_scales(layer, k_scale, v_scale);
+    for (const auto &part : cache->parts) PKV_TRY(part->cache->set_kv_scales(layer, k_scale, v_scale));
+    return cache->parts.empty() ? cache->cache->set_kv_scales(layer, k_scale, v_scale) : PKV_OK;
   });
 }
 
@@ -193,6 +337,16 @@ pkv_status pkv_cache_evict(pkv_cache *cache, int64_t n, int64_t *out_evicted) {
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
     int64_t evicted = 0;
+    if (!cache->parts.empty()) {
+      if (n >= 0) PKV_TRY(check_whole(cache, "pkv_cache_evict with n"));
+      for (const auto &part : cache->parts) {
+        int64_t own = 0;
+        PKV_TRY(pkv_cache_evict(part.get(), n, &own));
+        evicted += own;
+      }
+      if (out_evicted != nullptr) *out_evicted = evicted;
+      return PKV_OK;
+    }
     PKV_TRY(traced(*cache->cache, TraceCall::kEvict, cache->cache->evict(n, &evicted), n, result_of(evicted)));
     if (out_evicted != nullptr) *out_evicted = evicted;
     return PKV_OK;
@@ -204,6 +358,16 @@ pkv_status pkv_cache_zero_uncached(pkv_cache *cache, pkv_stream stream, int64_t 
     PKV_TRY(check_cache(cache));
     const Range range("pagedkv.zero_blocks");
     int64_t count = 0;
+    if (!cache->parts.empty()) {
+      for (size_t i = 0; i < cache->parts.size(); ++i) {
+        int64_t own = 0;
+        PKV_TRY(pkv_cache_zero_uncached(cache->parts[i].get(), stream_of_part(stream, i), &own));
+        count += own;
+      }
+      if (out_count != nullptr) *out_count = count;
+      return PKV_OK;
+    }
+    PKV_TRY(cache->cache->adopt_stream(&stream));
     PKV_TRY(traced(*cache->cache, TraceCall::kZeroUncached, cache->cache->zero_uncached(stream, &count),
                    result_of(count)));
     if (out_count != nullptr) *out_count = count;
@@ -214,6 +378,11 @@ pkv_status pkv_cache_zero_uncached(pkv_cache *cache, pkv_stream stream, int64_t 
 pkv_status pkv_cache_reset(pkv_cache *cache) {
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
+    for (const auto &part : cache->parts) {
+      if (part->cache->num_open() > 0) return part->cache->reset();  // refuses
+    }
+    for (const auto &part : cache->parts) PKV_TRY(pkv_cache_reset(part.get()));
+    if (!cache->parts.empty()) return PKV_OK;
     return traced(*cache->cache, TraceCall::kReset, cache->cache->reset());
   });
 }
@@ -223,9 +392,9 @@ pkv_status pkv_cache_get_stats(const pkv_cache *cache, pkv_cache_stats *out) {
     PKV_TRY(check_cache(cache));
     PKV_TRY(check_struct("out", out));
     pkv_cache_stats stats = {};
-    cache->cache->get_stats(&stats);
+    read_stats(cache, &stats);
     write_struct(stats, out);
-    report_trace_failure(*cache->cache);
+    report_failures(*cache->cache);
     return PKV_OK;
   });
 }
@@ -239,16 +408,21 @@ pkv_status pkv_cache_format_stats(const pkv_cache *cache, pkv_stats_format forma
         return fail(PKV_INVALID_ARGUMENT, "format is %d, unknown", static_cast<int>(format));
       }
       pkv_cache_stats stats = {};
-      if (format == PKV_STATS_PROMETHEUS) cache->cache->ask_device();
-      cache->cache->get_stats(&stats);
+      if (format == PKV_STATS_PROMETHEUS) {
+        for (const auto &part : cache->parts) part->cache->ask_device();
+        if (cache->parts.empty()) cache->cache->ask_device();
+      }
+      read_stats(cache, &stats);
       if (format == PKV_STATS_JSON) {
         format_stats_json(stats, text);
       } else {
-        format_stats_prometheus(stats, cache->cache->reuse_distance_sum(), text);
+        int64_t distances = cache->parts.empty() ? cache->cache->reuse_distance_sum() : 0;
+        for (const auto &part : cache->parts) distances += part->cache->reuse_distance_sum();
+        format_stats_prometheus(stats, distances, text);
       }
       return PKV_OK;
     }));
-    report_trace_failure(*cache->cache);
+    report_failures(*cache->cache);
     return PKV_OK;
   });
 }
@@ -256,7 +430,8 @@ pkv_status pkv_cache_format_stats(const pkv_cache *cache, pkv_stats_format forma
 pkv_status pkv_cache_check(const pkv_cache *cache) {
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
-    return cache->cache->check();
+    for (const auto &part : cache->parts) PKV_TRY(part->cache->check());
+    return cache->parts.empty() ? cache->cache->check() : PKV_OK;
   });
 }
 
@@ -264,8 +439,18 @@ pkv_status pkv_cache_explain(const pkv_cache *cache, int32_t block, char *buffer
                              size_t *out_length) {
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
+    PKV_TRY(check_whole(cache, "pkv_cache_explain"));
     return write_text(buffer, capacity, out_length,
                       [&](std::string *text) { return cache->cache->explain(block, text); });
+  });
+}
+
+pkv_status pkv_cache_flush_tiers(pkv_cache *cache) {
+  return guarded([&]() -> Status {
+    PKV_TRY(check_cache(cache));
+    const Status status = cache->cache->flush_tiers();
+    report_failures(*cache->cache);
+    return status;
   });
 }
 
@@ -273,7 +458,41 @@ pkv_status pkv_cache_block_ptr(const pkv_cache *cache, int32_t block, void **out
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
     PKV_TRY(check_pointer("out", out));
+    PKV_TRY(check_whole(cache, "pkv_cache_block_ptr"));
     return cache->cache->pool().block_ptr(block, out);
+  });
+}
+
+pkv_status pkv_cache_get_shard(const pkv_cache *cache, int32_t device_index, pkv_shard_info *out) {
+  return guarded([&]() -> Status {
+    PKV_TRY(check_cache(cache));
+    PKV_TRY(check_struct("out", out));
+    int32_t num_devices = cache->cache->num_devices();
+    pkv_shard kind = cache->cache->shard_kind();
+    int32_t own_index = device_index;
+    const Cache *target = cache->cache.get();
+    if (!cache->parts.empty()) {
+      pkv_cache *part = nullptr;
+      PKV_TRY(pkv_cache_get_part(const_cast<pkv_cache *>(cache), device_index, &part));
+      target = part->cache.get();
+      num_devices = static_cast<int32_t>(cache->parts.size());
+      kind = PKV_SHARD_SEQUENCES;
+      own_index = 0;
+    }
+    PKV_TRY(target->check_device(own_index));
+    const Shard &shard = target->shard(own_index);
+    pkv_shard_info info = {};
+    std::strncpy(info.device, shard.backend->device(), sizeof info.device - 1);
+    info.base = shard.pool->base();
+    info.block_bytes = shard.plan.layout.block_bytes();
+    info.num_devices = num_devices;
+    info.shard = kind;
+    info.first_layer = shard.plan.first_layer;
+    info.num_layers = shard.plan.layout.num_layers();
+    info.first_kv_head = shard.plan.first_kv_head;
+    info.num_kv_heads = shard.plan.layout.num_kv_heads();
+    write_struct(info, out);
+    return PKV_OK;
   });
 }
 
@@ -284,6 +503,7 @@ pkv_status pkv_cache_victims(const pkv_cache *cache, int64_t n, pkv_sequence *ou
     PKV_TRY(check_pointer("out_count", out_count));
     if (capacity < 0) return fail(PKV_INVALID_ARGUMENT, "capacity is %" PRId64 ", negative", capacity);
     PKV_TRY(check_array("out_sequences", out_sequences, capacity));
+    PKV_TRY(check_whole(cache, "pkv_cache_victims"));
     return cache->cache->find_victims(n, out_sequences, capacity, out_count);
   });
 }

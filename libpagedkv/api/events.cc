@@ -1,6 +1,6 @@
 #include <cinttypes>
 
-#include "api/abi.h"
+#include "api/parts.h"
 
 using namespace pkv;
 
@@ -10,6 +10,7 @@ pkv_status pkv_cache_read_events(pkv_cache *cache, pkv_event *out, int64_t capac
     PKV_TRY(check_pointer("out_count", out_count));
     if (capacity < 0) return fail(PKV_INVALID_ARGUMENT, "capacity is %" PRId64 ", negative", capacity);
     PKV_TRY(check_array("out", out, capacity));
+    PKV_TRY(check_whole(cache, "pkv_cache_read_events"));
     return cache->cache->read_events(out, capacity, out_count);
   });
 }

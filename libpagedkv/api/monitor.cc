@@ -1,5 +1,5 @@
 // Monitoring: measures, the page of statistics, ranges for a profiler.
-#include "api/abi.h"
+#include "api/parts.h"
 #include "base/ranges.h"
 
 using namespace pkv;
@@ -8,6 +8,7 @@ pkv_status pkv_cache_measure(pkv_cache *cache, pkv_cache_fragmentation *out) {
   return guarded([&]() -> Status {
     PKV_TRY(check_pointer("cache", cache));
     if (out != nullptr) PKV_TRY(check_struct("out", out));
+    PKV_TRY(check_whole(cache, "pkv_cache_measure"));
     pkv_cache_fragmentation measured = {};
     PKV_TRY(cache->cache->measure(&measured));
     if (out != nullptr) write_struct(measured, out);
@@ -20,6 +21,7 @@ pkv_status pkv_cache_publish_stats(pkv_cache *cache, const char *path) {
     PKV_TRY(check_pointer("cache", cache));
     PKV_TRY(check_pointer("path", path));
     if (path[0] == '\0') return fail(PKV_INVALID_ARGUMENT, "path is empty");
+    PKV_TRY(check_whole(cache, "pkv_cache_publish_stats"));
     return cache->cache->publish_stats(path);
   });
 }
@@ -27,6 +29,7 @@ pkv_status pkv_cache_publish_stats(pkv_cache *cache, const char *path) {
 pkv_status pkv_cache_unpublish_stats(pkv_cache *cache) {
   return guarded([&]() -> Status {
     PKV_TRY(check_pointer("cache", cache));
+    PKV_TRY(check_whole(cache, "pkv_cache_unpublish_stats"));
     cache->cache->unpublish_stats();
     return PKV_OK;
   });

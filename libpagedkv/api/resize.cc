@@ -1,3 +1,4 @@
+#include "api/parts.h"
 #include "api/traced.h"
 
 using namespace pkv;
@@ -14,6 +15,14 @@ Status read_options(const pkv_resize_options *options, bool *out_moves, pkv_stre
   return read_toggle("move", given.move, false, out_moves);
 }
 
+// Of a cache alone on its device.
+Status check_resizable(const pkv_cache *cache) {
+  PKV_TRY(check_pointer("cache", cache));
+  PKV_TRY(check_whole(cache, "resize"));
+  if (!cache->is_part) return PKV_OK;
+  return fail(PKV_UNSUPPORTED, "resize: the cache is a part of one over several devices");
+}
+
 Status commit(Cache &cache, ResizePlan *plan, bool moves, pkv_stream stream) {
   const int64_t num_blocks = plan->num_blocks;
   return traced(cache, TraceCall::kResize, cache.commit_resize(moves, stream, plan), num_blocks, moves);
@@ -25,7 +34,7 @@ pkv_status pkv_resize_prepare(pkv_cache *cache, int64_t num_blocks, pkv_resize *
   return guarded([&]() -> Status {
     PKV_TRY(check_pointer("out", out));
     *out = nullptr;
-    PKV_TRY(check_pointer("cache", cache));
+    PKV_TRY(check_resizable(cache));
     auto handle = std::make_unique<pkv_resize>();
     handle->cache = cache->cache;
     PKV_TRY(handle->cache->begin_resize(num_blocks, &handle->plan));
@@ -52,7 +61,7 @@ void pkv_resize_destroy(pkv_resize *resize) {
 
 pkv_status pkv_cache_resize(pkv_cache *cache, int64_t num_blocks, const pkv_resize_options *options) {
   return guarded([&]() -> Status {
-    PKV_TRY(check_pointer("cache", cache));
+    PKV_TRY(check_resizable(cache));
     bool moves = false;
     pkv_stream stream = nullptr;
     PKV_TRY(read_options(options, &moves, &stream));

@@ -2,6 +2,7 @@
 #include <cinttypes>
 #include <vector>
 
+#include "api/parts.h"
 #include "api/traced.h"
 
 using namespace pkv;
@@ -53,7 +54,9 @@ pkv_status pkv_sequence_shift(pkv_cache *cache, pkv_sequence sequence, int64_t s
                               pkv_stream stream) {
   return guarded([&]() -> Status {
     PKV_TRY(check_pointer("cache", cache));
-    return traced(*cache->cache, TraceCall::kShift, cache->cache->shift(sequence, start, count, stream), sequence, start,
+    PKV_TRY(adopt_stream(cache, sequence, &stream));
+    return traced(owner_of(cache, sequence), TraceCall::kShift,
+                  owner_of(cache, sequence).shift(sequence, start, count, stream), sequence, start,
                   count);
   });
 }
@@ -69,6 +72,9 @@ pkv_status pkv_sequences_open(pkv_cache *cache, const int64_t *tokens, int64_t n
     std::vector<pkv_open_options> copies;
     const pkv_open_options *given = nullptr;
     PKV_TRY(read_options(options, num_sequences, &copies, &given));
+    if (!cache->parts.empty()) {
+      return open_in_parts(cache, tokens, num_tokens, counts, num_sequences, given, out, out_num_cached);
+    }
     std::vector<int64_t> num_cached;  // recorded whether the caller wants them or not
     if (out_num_cached == nullptr && cache->cache->trace().is_recording() && num_sequences > 0) {
       num_cached.resize(static_cast<size_t>(num_sequences));
@@ -86,6 +92,7 @@ pkv_status pkv_sequences_fork(pkv_cache *cache, const pkv_sequence *sequences, c
   return guarded([&]() -> Status {
     PKV_TRY(check_call(cache, sequences, num_sequences));
     PKV_TRY(check_array("out", out, num_sequences));
+    if (!cache->parts.empty()) return fork_in_parts(cache, sequences, lengths, num_sequences, out);
     return traced(*cache->cache, TraceCall::kForkMany,
                   cache->cache->fork_many(sequences, lengths, num_sequences, out), array_of(sequences, num_sequences),
                   array_of(lengths, num_sequences), result_of(array_of(out, num_sequences)));
@@ -98,6 +105,9 @@ pkv_status pkv_sequences_commit(pkv_cache *cache, const pkv_sequence *sequences,
     PKV_TRY(check_call(cache, sequences, num_sequences));
     PKV_TRY(check_array("counts", counts, num_sequences));
     PKV_TRY(check_array("tokens", tokens, num_tokens));
+    if (!cache->parts.empty()) {
+      return commit_in_parts(cache, sequences, counts, num_sequences, tokens, num_tokens);
+    }
     return traced(*cache->cache, TraceCall::kCommitMany,
                   cache->cache->commit_many(sequences, counts, num_sequences, tokens, num_tokens),
                   array_of(sequences, num_sequences), array_of(counts, num_sequences), array_of(tokens, num_tokens));
@@ -109,6 +119,7 @@ pkv_status pkv_sequences_truncate(pkv_cache *cache, const pkv_sequence *sequence
   return guarded([&]() -> Status {
     PKV_TRY(check_call(cache, sequences, num_sequences));
     PKV_TRY(check_array("lengths", lengths, num_sequences));
+    if (!cache->parts.empty()) return truncate_in_parts(cache, sequences, lengths, num_sequences);
     return traced(*cache->cache, TraceCall::kTruncateMany,
                   cache->cache->truncate_many(sequences, lengths, num_sequences), array_of(sequences, num_sequences),
                   array_of(lengths, num_sequences));
@@ -119,6 +130,8 @@ pkv_status pkv_sequences_close(pkv_cache *cache, const pkv_sequence *sequences, 
                                pkv_stream stream) {
   return guarded([&]() -> Status {
     PKV_TRY(check_call(cache, sequences, num_sequences));
+    if (!cache->parts.empty()) return close_in_parts(cache, sequences, num_sequences, stream);
+    PKV_TRY(cache->cache->adopt_stream(&stream));
     return traced(*cache->cache, TraceCall::kCloseMany, cache->cache->close_many(sequences, num_sequences, stream),
                   array_of(sequences, num_sequences));
   });
@@ -129,6 +142,7 @@ pkv_status pkv_sequences_reorder(pkv_cache *cache, const pkv_sequence *sequences
   return guarded([&]() -> Status {
     PKV_TRY(check_call(cache, sequences, num_sequences));
     PKV_TRY(check_array("sources", sources, num_sequences));
+    if (!cache->parts.empty()) return reorder_in_parts(cache, sequences, sources, num_sequences);
     return traced(*cache->cache, TraceCall::kReorder, cache->cache->reorder(sequences, sources, num_sequences),
                   array_of(sequences, num_sequences), array_of(sources, num_sequences));
   });
@@ -142,6 +156,10 @@ pkv_status pkv_sequences_accept(pkv_cache *cache, const pkv_sequence *sequences,
     PKV_TRY(check_array("num_drafts", num_drafts, num_sequences));
     PKV_TRY(check_array("num_kept", num_kept, num_sequences));
     PKV_TRY(check_array("kept", kept, num_kept_tokens));
+    if (!cache->parts.empty()) {
+      return accept_in_parts(cache, sequences, num_drafts, num_kept, num_sequences, kept, num_kept_tokens, stream);
+    }
+    PKV_TRY(cache->cache->adopt_stream(&stream));
     return traced(*cache->cache, TraceCall::kAccept,
                   cache->cache->accept(sequences, num_drafts, num_kept, num_sequences, kept, num_kept_tokens, stream),
                   array_of(sequences, num_sequences), array_of(num_drafts, num_sequences),

@@ -1,5 +1,6 @@
 #include <cinttypes>
 
+#include "api/parts.h"
 #include "api/traced.h"
 #include "base/public_hash.h"
 #include "base/ranges.h"
@@ -23,9 +24,10 @@ pkv_status pkv_sequence_save(pkv_cache *cache, pkv_sequence sequence, const pkv_
   return guarded([&]() -> Status {
     const Range range("pagedkv.save");
     PKV_TRY(check_cache(cache));
+    PKV_TRY(adopt_stream(cache, sequence, &stream));
     pkv_snapshot_io given;
     PKV_TRY(read_io(io, true, &given));
-    return cache->cache->save_sequence(sequence, given, stream);
+    return owner_of(cache, sequence).save_sequence(sequence, given, stream);
   });
 }
 
@@ -34,13 +36,20 @@ pkv_status pkv_sequence_load(pkv_cache *cache, const pkv_snapshot_io *io, const 
   return guarded([&]() -> Status {
     const Range range("pagedkv.load");
     PKV_TRY(check_cache(cache));
+    const size_t part = find_emptiest_part(cache);
+    if (cache->parts.empty()) {
+      PKV_TRY(cache->cache->adopt_stream(&stream));
+    } else {
+      stream = stream_of_part(stream, part);
+    }
     PKV_TRY(check_pointer("out", out));
     pkv_snapshot_io given;
     PKV_TRY(read_io(io, false, &given));
     pkv_open_options given_options;
     if (options != nullptr) PKV_TRY(read_struct("options", options, &given_options));
-    return traced(*cache->cache, TraceCall::kLoad,
-                  cache->cache->load_sequence(given, options != nullptr ? &given_options : nullptr, stream, out));
+    const pkv_cache *target = cache->parts.empty() ? cache : cache->parts[part].get();
+    return traced(*target->cache, TraceCall::kLoad,
+                  target->cache->load_sequence(given, options != nullptr ? &given_options : nullptr, stream, out));
   });
 }
 
@@ -48,6 +57,8 @@ pkv_status pkv_prefix_save(pkv_cache *cache, const pkv_snapshot_io *io, pkv_stre
   return guarded([&]() -> Status {
     const Range range("pagedkv.save");
     PKV_TRY(check_cache(cache));
+    PKV_TRY(check_whole(cache, "pkv_prefix_save"));
+    PKV_TRY(cache->cache->adopt_stream(&stream));
     pkv_snapshot_io given;
     PKV_TRY(read_io(io, true, &given));
     return cache->cache->save_prefixes(given, stream);
@@ -58,6 +69,8 @@ pkv_status pkv_prefix_load(pkv_cache *cache, const pkv_snapshot_io *io, pkv_stre
   return guarded([&]() -> Status {
     const Range range("pagedkv.load");
     PKV_TRY(check_cache(cache));
+    PKV_TRY(check_whole(cache, "pkv_prefix_load"));
+    PKV_TRY(cache->cache->adopt_stream(&stream));
     pkv_snapshot_io given;
     PKV_TRY(read_io(io, false, &given));
     int64_t num_blocks = 0;

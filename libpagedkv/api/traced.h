@@ -73,9 +73,10 @@ Status traced(pkv_batch &batch, TraceCall call, Status status, const Fields &...
   return status;
 }
 
-// Says in the log that a recording has ended by a failure, once. From calls that change nothing.
-inline void report_trace_failure(Cache &cache) {
+// Says in the log that a recording has ended by a failure, or the disk tier, once. From calls that change nothing.
+inline void report_failures(Cache &cache) {
   std::string text;
+  if (cache.take_tier_failure(&text)) log(PKV_LOG_WARNING, "%s", text.c_str());
   if (cache.trace().take_failure(&text)) log(PKV_LOG_WARNING, "%s", text.c_str());
 }
 

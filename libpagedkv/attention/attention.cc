@@ -292,6 +292,20 @@ Status attend(Backend *backend, const PagedKv &kv, const StepTables &tables, voi
   return backend->attend(params, options.stream);
 }
 
+Status advance(Backend *backend, AdvanceParams params, const pkv_tensor *is_active, pkv_stream stream) {
+  if (is_active != nullptr) {
+    Rows rows;
+    PKV_TRY(check_tensor("is_active", *is_active, {params.num_sequences}, &rows));
+    if (is_active->dtype != PKV_BOOL && is_active->dtype != PKV_INT32) {
+      return fail(PKV_INVALID_ARGUMENT, "is_active has dtype %s, neither bool nor int32",
+                  name_or_unknown(is_active->dtype));
+    }
+    params.is_active = rows.data;
+    params.is_active_wide = is_active->dtype == PKV_INT32;
+  }
+  return backend->advance(params, stream);
+}
+
 Status merge_states(Backend *backend, const pkv_tensor &out_a, const pkv_tensor &lse_a, const pkv_tensor &out_b,
                     const pkv_tensor &lse_b, const pkv_tensor &out, const pkv_tensor *lse, pkv_stream stream) {
   if (out_a.ndim != 3) return fail(PKV_INVALID_ARGUMENT, "out_a has %d dimensions, not 3", out_a.ndim);

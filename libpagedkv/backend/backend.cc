@@ -11,14 +11,18 @@
 namespace pkv {
 namespace {
 
-// Reads the N of "cuda:N"; "cuda" is 0. False if it is neither.
-bool parse_cuda(const char *device, int *out_ordinal) {
-  if (std::strncmp(device, "cuda", 4) != 0) return false;
-  *out_ordinal = 0;
-  if (device[4] == '\0') return true;
-  if (device[4] != ':' || device[5] < '0' || device[5] > '9') return false;
+constexpr int kNoOrdinal = -1;
+
+// Reads the N of "KIND:N", kNoOrdinal for KIND alone. False if it is neither.
+bool parse_device(const char *device, const char *kind, int *out_ordinal) {
+  const size_t length = std::strlen(kind);
+  if (std::strncmp(device, kind, length) != 0) return false;
+  device += length;
+  *out_ordinal = kNoOrdinal;
+  if (device[0] == '\0') return true;
+  if (device[0] != ':' || device[1] < '0' || device[1] > '9') return false;
   char *end = nullptr;
-  const long ordinal = std::strtol(device + 5, &end, 10);
+  const long ordinal = std::strtol(device + 1, &end, 10);
   if (*end != '\0' || ordinal > 1023) return false;
   *out_ordinal = static_cast<int>(ordinal);
   return true;
@@ -60,13 +64,17 @@ Status open_backend(const char *device, Backend **out) {
     *out = host_backend();
     return PKV_OK;
   }
-  if (std::strcmp(device, "host") == 0) {
-    *out = host_backend();
+  int ordinal = 0;
+  if (parse_device(device, "host", &ordinal)) {
+    if (ordinal >= kNumHostDevices) {
+      return fail(PKV_INVALID_ARGUMENT, "device is host:%d, not host:0 to host:%d", ordinal, kNumHostDevices - 1);
+    }
+    *out = ordinal == kNoOrdinal ? host_backend() : numbered_host_backend(ordinal);
     return PKV_OK;
   }
-  int ordinal = 0;
-  if (parse_cuda(device, &ordinal)) return open_cuda(ordinal, out);
-  return fail(PKV_INVALID_ARGUMENT, "device is \"%.32s\", not \"host\", \"cuda\", \"cuda:N\" or \"auto\"", device);
+  if (parse_device(device, "cuda", &ordinal)) return open_cuda(ordinal == kNoOrdinal ? 0 : ordinal, out);
+  return fail(PKV_INVALID_ARGUMENT,
+              "device is \"%.32s\", not \"host\", \"host:N\", \"cuda\", \"cuda:N\" or \"auto\"", device);
 }
 
 }  // namespace pkv

@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "backend/params.h"
+#include "backend/transfer.h"
 #include "base/fork.h"
 #include "base/status.h"
 
@@ -21,7 +22,7 @@ struct DeviceMemory {
 };
 
 struct DeviceInfo {
-  char device[16];  // "host", "cuda:0"
+  char device[16];  // "host", "host:1", "cuda:0"
   char name[128];
   uint64_t total_bytes;
   uint64_t free_bytes;
@@ -45,7 +46,7 @@ using DeviceEvent = void *;
 
 class Backend {
  public:
-  virtual const char *device() const = 0;  // "host", "cuda:0"
+  virtual const char *device() const = 0;  // "host", "host:1", "cuda:0"
   virtual bool is_host() const = 0;
   virtual Status query(DeviceInfo *out) = 0;
 
@@ -57,12 +58,21 @@ class Backend {
     (void)reserved_bytes;
     return allocate_memory(bytes, out);
   }
-  virtual void release_memory(DeviceMemory *memory) = 0;  // empty memory is a no-op
+  // Memory of the host that kernels of the device reach over the link, for small tables; both use the same address.
+  virtual Status allocate_mapped_memory(uint64_t bytes, DeviceMemory *out) = 0;
+  virtual void release_memory(DeviceMemory *memory) = 0;  // of either kind; empty memory is a no-op
+  // INVALID_ARGUMENT if memory that a caller gave, [bytes], is not of this device. What cannot be told passes.
+  virtual Status check_adopted(const void *, uint64_t) { return PKV_OK; }
   // Grows or shrinks without moving; contents up to the smaller size are kept. Growing fails with nothing changed;
   // UNSUPPORTED beyond reserved_bytes. Shrinking waits until the device has done what is queued, then gives the tail
   // back; what the system does not take stays until the memory is released, and the log says so. UNSUPPORTED also for the
   // size it has, where the memory cannot be resized at all: that asks, and changes nothing.
   virtual Status resize_memory(DeviceMemory *memory, uint64_t bytes) = 0;
+
+  // Memory of the host that transfers reach fastest: page-aligned, and pinned where the device has memory of its own.
+  virtual Status allocate_pinned(uint64_t bytes, DeviceMemory *out) = 0;
+  virtual void release_pinned(DeviceMemory *memory) = 0;  // empty memory is a no-op
+  virtual Status create_transfer_queue(std::unique_ptr<TransferQueue> *out) = 0;
 
   // Small constants (scales) that kernels read: from the host to the device, done at return.
   virtual Status upload(void *destination, const void *source, uint64_t bytes) = 0;
@@ -77,6 +87,8 @@ class Backend {
   virtual Status create_table_uploader(uint64_t bytes, std::unique_ptr<TableUploader> *out) = 0;
   // Devices with memory of their own: the CSR form of a step whose tables are there. Not called where is_host().
   virtual Status build_csr(const BuildCsrParams &params, pkv_stream stream) = 0;
+  // The tables of the next step, from those of the last one.
+  virtual Status advance(const AdvanceParams &params, pkv_stream stream) = 0;
   // INVALID_ARGUMENT if the stream is capturing a graph: what prepare does must not be recorded.
   virtual Status check_not_capturing(pkv_stream stream) = 0;
 
@@ -98,6 +110,8 @@ class Backend {
   virtual uint64_t attend_workspace_bytes(int32_t head_dim) = 0;
 
   virtual Status copy_blocks(const CopyBlocksParams &params, pkv_stream stream) = 0;
+  // Copies blocks of another device here; done at return. Nothing queued on either device uses them.
+  virtual Status copy_from_peer(Backend *source, const PeerCopyParams &params) = 0;
   virtual Status move_rows(const MoveRowsParams &params, pkv_stream stream) = 0;
   virtual Status zero_blocks(const ZeroBlocksParams &params, pkv_stream stream) = 0;
   virtual Status write_kv(const WriteKvParams &params, pkv_stream stream) = 0;
@@ -124,7 +138,7 @@ class Origin {
   const uint32_t fork_count_;
 };
 
-// Finds the backend for "host", "cuda", "cuda:N", "auto" or nullptr (auto). INVALID_ARGUMENT for another name,
+// Finds the backend for "host", "host:N", "cuda", "cuda:N", "auto" or nullptr (auto). INVALID_ARGUMENT for another name,
 // UNSUPPORTED with the reason where the device does not work here.
 Status open_backend(const char *device, Backend **out);
 

@@ -46,16 +46,19 @@ struct StepTables {
   int64_t max_position;        // of a new token; -1 without any
 };
 
-// One prepared step on its way to the device: the sources lie in pinned memory that the device reads, the destinations
-// are the tables of a batch. Changed entries of the block table travel as (index, value).
+// What a prepared step changes of the tables on the device: the sources lie in pinned memory that the device reads, the
+// destinations are the tables of a batch, whose first entries are replaced. Changed entries of the block table travel as
+// (index, value).
 struct UploadTablesParams {
-  int64_t num_sequences, num_tokens, num_changes;
-  const int32_t *seq_lens, *cu_seqlens_q;       // [num_sequences], [num_sequences + 1]
+  int64_t num_seq_lens, num_cu_seqlens_q, num_tokens, num_step_limits, num_changes;
+  const int32_t *seq_lens, *cu_seqlens_q;       // [num_seq_lens], [num_cu_seqlens_q]
   const int64_t *slot_mapping, *positions;      // [num_tokens]
+  const int32_t *step_limits;                   // [num_step_limits]
   const int64_t *change_indices;                // [num_changes]
   const int32_t *change_values;                 // [num_changes]
-  int32_t *to_seq_lens, *to_cu_seqlens_q, *to_block_table;
+  int32_t *to_seq_lens, *to_cu_seqlens_q, *to_block_table, *to_step_limits;
   int64_t *to_slot_mapping, *to_positions;
+  uint32_t *to_num_refused;                     // becomes 0, unless it is null
 };
 
 // The same step as CSR: what build_csr derives from tables that lie on the device. Every sequence has
@@ -66,6 +69,21 @@ struct BuildCsrParams {
   int32_t *to_indptr;          // [num_sequences + 1]: where each sequence's blocks start in indices
   int32_t *to_indices;         // [to_indptr[num_sequences]]: the blocks of all sequences
   int32_t *to_last_block_len;  // [num_sequences]: tokens in the last block; 0 for an empty sequence
+};
+
+// One more token for every active sequence of a step of one token each, on tables that hold the blocks for it: token i is
+// that of sequence i. Who is not active, or has no room, gets slot -1.
+struct AdvanceParams {
+  int64_t num_sequences;       // padding included
+  int32_t block_size;
+  const int32_t *step_limits;  // [num_sequences]: the length that each may reach; -1: its entries stay as they are
+  const void *is_active;       // [num_sequences] or null: all
+  bool is_active_wide;         // int32, else bytes
+  const int32_t *block_table;  // [num_sequences, table_stride]
+  int64_t table_stride;
+  int32_t *seq_lens;           // [num_sequences]
+  int64_t *slot_mapping, *positions;  // [num_sequences]
+  uint32_t *num_refused;       // active ones without room
 };
 
 // Rotation of K rows before they are stored: pair i by its angle at the row's position.
@@ -140,6 +158,16 @@ struct CopyBlocksParams {
   const int32_t *destinations;  // [count], on the host, each at most once
   int64_t count;
   bool is_disjoint;             // no destination is also a source
+};
+
+// Whole blocks of a cache of another device of the same kind.
+struct PeerCopyParams {
+  const void *source_base;      // there
+  void *base;                   // here
+  uint64_t block_bytes;         // of both
+  const int32_t *sources;       // [count], on the host
+  const int32_t *destinations;  // [count], on the host, each at most once
+  int64_t count;
 };
 
 // Neighbouring slots of one block that go to neighbouring slots of one block.

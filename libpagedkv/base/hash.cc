@@ -18,19 +18,20 @@ uint64_t next_word(uint64_t *state) {
   return z ^ (z >> 31);
 }
 
-uint64_t random_seed() {
-  std::random_device device;
-  return (static_cast<uint64_t>(device()) << 32) ^ device();
-}
-
 }  // namespace
+
+uint64_t make_hash_seed() {
+  std::random_device device;
+  const uint64_t seed = (static_cast<uint64_t>(device()) << 32) ^ device();
+  return seed == 0 ? 1 : seed;
+}
 
 BlockHasher::BlockHasher(uint64_t seed, int32_t block_size, HashDigest digest)
     : block_size_(block_size),
       digest_(choose_digest(digest, block_size)),
       store_(choose_store(digest_, block_size)),
       key_(static_cast<size_t>(block_size + block_size % 2 + kSharedWords)) {
-  uint64_t state = seed == 0 ? random_seed() : seed;
+  uint64_t state = seed == 0 ? make_hash_seed() : seed;
   for (uint64_t &word : key_) word = next_word(&state);
   for (uint64_t &word : chain_key_) word = next_word(&state) | 1;  // odd: the low half of a product keeps everything
 }

@@ -23,6 +23,9 @@ struct Hash128 {
   bool operator!=(const Hash128 &other) const { return !(*this == other); }
 };
 
+// A random seed, never 0.
+uint64_t make_hash_seed();
+
 // How tokens are digested: as fast as the processor can, or for tests, by narrow AES instructions, or without any. The
 // first two give the same digests where AES is had.
 enum class HashDigest { kFastest, kNarrowAes, kPortable };

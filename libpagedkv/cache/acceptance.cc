@@ -22,7 +22,7 @@ Status Cache::resolve_stream(int64_t num_sequences, pkv_stream *stream) {
                   found_[i]->stream, *stream);
     }
   }
-  PKV_TRY(backend_->check_not_capturing(*stream));
+  PKV_TRY(check_not_capturing(*stream));
   moves_.waits = {};
   moves_.stream_slot = kNoStream;
   return num_sequences == 0 ? PKV_OK : begin_stream(*stream, &moves_.stream_slot);
@@ -97,22 +97,26 @@ Status Cache::run_moves(int64_t rotation, pkv_stream stream) {
   for (const MoveRun &run : moves_.runs) num_rows += run.length;
   monitor_.copied_bytes.add(static_cast<uint64_t>(num_rows) * layout_.token_bytes());
   const Range range("pagedkv.move_rows");
-  MoveRowsParams params = {};
-  params.kv = describe_kv(0);
-  params.num_layers = layout_.num_layers();
-  params.layer_bytes = layout_.layer_bytes();
-  params.layer_scale_bytes = layout_.layer_scale_bytes();
-  params.layer_static_scales = 2 * static_cast<int64_t>(layout_.num_kv_heads());
-  params.runs = moves_.runs.data();
-  params.count = static_cast<int64_t>(moves_.runs.size());
-  if (rotation != 0) params.rope = rope_;
-  params.rotation = rotation;
-  const Status status = backend_->move_rows(params, stream);
-  return status == PKV_OK ? status : mark_failed(status);
+  for (int32_t i = 0; i < num_devices(); ++i) {
+    const ShardPlan &plan = shard(i).plan;
+    MoveRowsParams params = {};
+    params.kv = describe_kv(plan.first_layer, i);
+    params.num_layers = plan.layout.num_layers();
+    params.layer_bytes = plan.layout.layer_bytes();
+    params.layer_scale_bytes = plan.layout.layer_scale_bytes();
+    params.layer_static_scales = 2 * static_cast<int64_t>(plan.layout.num_kv_heads());
+    params.runs = moves_.runs.data();
+    params.count = static_cast<int64_t>(moves_.runs.size());
+    if (rotation != 0) params.rope = rope_;
+    params.rotation = rotation;
+    const Status status = shard(i).backend->move_rows(params, stream_of(stream, i));
+    if (status != PKV_OK) return mark_failed(status);
+  }
+  return PKV_OK;
 }
 
 Status Cache::accept(const pkv_sequence *ids, const int64_t *num_drafts, const int64_t *num_kept, int64_t num_sequences,
-                     const int64_t *kept, int64_t num_kept_tokens, pkv_stream stream) {
+                     const int64_t *kept, int64_t num_kept_tokens, pkv_stream stream, Extent extent) {
   PKV_TRY(check_usable());
   PKV_TRY(find_all(ids, num_sequences));
   PKV_TRY(plan_accept(num_drafts, num_kept, num_sequences, kept, num_kept_tokens));
@@ -161,6 +165,7 @@ Status Cache::accept(const pkv_sequence *ids, const int64_t *num_drafts, const i
   if (static_cast<int64_t>(moves_.new_blocks.size()) < needed) moves_.new_blocks.resize(static_cast<size_t>(needed));
 
   PKV_TRY(plan_replaced_quotas());
+  if (extent == Extent::kChecks) return PKV_OK;
 
   evict_over_quota(quota_evictions_);
   blocks_.take(needed, moves_.new_blocks.data(), kNoNamespace);

@@ -15,6 +15,7 @@ Status Cache::check() const {
   int64_t num_open = 0;
   for (size_t index = 0; index < sequences_.size(); ++index) {
     const Sequence &sequence = *sequences_[index];
+    num_open += sequence.is_offloaded;
     if (!sequence.is_open) continue;
     ++num_open;
     if (sequence.num_blocks > sequence.table.size() || sequence.num_blocks < divide_up(sequence.length, block_size) ||
@@ -82,6 +83,7 @@ Status Cache::check() const {
     return fail(PKV_INTERNAL, "the lists of candidates for hits inside a block are broken");
   }
   PKV_TRY(check_streams());
+  PKV_TRY(check_tiers());
   PKV_TRY(check_pins(&holders));
   PKV_TRY(check_transfers(&holders));
   PKV_TRY(check_references());
@@ -119,7 +121,7 @@ Status Cache::check_references() const {
   const Namespaces &namespaces = blocks_.namespaces();
   std::vector<int64_t> references(namespaces.num_records(), 0), sequences(namespaces.num_records(), 0);
   for (const std::unique_ptr<Sequence> &sequence : sequences_) {
-    if (!sequence->is_open) continue;
+    if (!sequence->is_open && !sequence->is_offloaded) continue;
     ++sequences[sequence->chain.first.index];
     ++references[sequence->chain.first.index];
     for (const Scope &region : sequence->chain.regions) ++references[region.index];
@@ -165,7 +167,7 @@ Status Cache::explain(int32_t block, std::string *out) const {
     for (int32_t i = 0; i < sequence.num_blocks; ++i) {
       if (sequence.table[i] != block) continue;
       json.begin_object();
-      json.key("sequence").value((static_cast<uint64_t>(sequence.generation) << 32) | index);
+      json.key("sequence").value(id_of(static_cast<uint32_t>(index)));
       json.key("tag").value(sequence.tag);
       json.key("priority").value(static_cast<int64_t>(sequence.priority));
       json.key("index").value(static_cast<int64_t>(i));
@@ -185,6 +187,13 @@ Status Cache::explain(int32_t block, std::string *out) const {
     json.end_array();
   } else {
     json.key("hash").null();
+  }
+  if (host_tier_ != nullptr) {
+    const bool is_known = record.is_hashed && !record.is_stale;
+    json.key("is_in_host_tier")
+        .value(is_known && host_tier_->find(record.hash, record.parent, blocks_.tokens(block)) != kNoSlot);
+    json.key("is_in_disk_tier")
+        .value(is_known && disk_tier_ != nullptr && disk_tier_->find(record.hash, record.parent) != kNoSlot);
   }
   json.key("pins").begin_array();
   for (size_t i = 0; i < pins_.size() && record.holders > 0; ++i) {

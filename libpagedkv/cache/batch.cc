@@ -64,24 +64,38 @@ Batch::Batch(std::shared_ptr<Cache> cache, const BatchOptions &options)
     if (columns > 0 && !checked_multiply(options.max_sequences, columns, &num_indices)) throw std::bad_alloc();
     indices_ = SharedArray<int32_t>(num_indices);
   }
+  if (options.has_places) {
+    sequence_places_ = SharedArray<int64_t>(options.max_sequences);
+    token_places_ = SharedArray<int64_t>(options.max_tokens);
+  }
   if ((options.formats & PKV_FORMAT_POINTERS) != 0) {
-    block_pointers_ = SharedArray<int64_t>(cache_->max_num_blocks());
-    const int64_t base = static_cast<int64_t>(reinterpret_cast<intptr_t>(cache_->pool().base()));
-    for (int64_t block = 0; block < block_pointers_.size(); ++block) {
-      block_pointers_[block] = base + block * static_cast<int64_t>(cache_->layout().block_bytes());
+    for (int32_t device = 0; device < cache_->num_devices(); ++device) {
+      SharedArray<int64_t> pointers(cache_->max_num_blocks());
+      const int64_t base = static_cast<int64_t>(reinterpret_cast<intptr_t>(cache_->shard(device).pool->base()));
+      const int64_t block_bytes = static_cast<int64_t>(cache_->shard(device).plan.layout.block_bytes());
+      for (int64_t block = 0; block < pointers.size(); ++block) pointers[block] = base + block * block_bytes;
+      block_pointers_.push_back(std::move(pointers));
     }
   }
 }
 
 Status Batch::create_device_tables() {
-  const Layout &layout = cache_->layout();
-  PKV_TRY(DeviceTables::create(cache_->backend(), options_.max_sequences, options_.max_tokens, block_pointers_.size(),
-                               layout.describe_kv(0).head_dim, &device_));
-  if (block_pointers_.size() > 0) {
-    PKV_TRY(device_->upload_block_pointers(block_pointers_.data(), block_pointers_.size()));
+  for (int32_t device = 0; device < cache_->num_devices(); ++device) {
+    const Shard &shard = cache_->shard(device);
+    const int64_t num_pointers = block_pointers_.empty() ? 0 : cache_->max_num_blocks();
+    std::unique_ptr<DeviceTables> tables;
+    PKV_TRY(DeviceTables::create(shard.backend, options_.max_sequences, options_.max_tokens, num_pointers,
+                                 shard.plan.layout.describe_kv(0).head_dim, options_.is_mapped, &tables));
+    if (num_pointers > 0) {
+      PKV_TRY(tables->upload_block_pointers(block_pointers_[static_cast<size_t>(device)].data(), num_pointers));
+    }
+    if (has_csr()) PKV_TRY(tables->allocate_csr(options_.max_sequences));
+    DeviceTables::Room room;
+    PKV_TRY(tables->make_room(block_table_.size(), indices_.size(), &room));
+    tables->adopt_room(&room);
+    devices_.push_back(std::move(tables));
   }
-  if (has_csr()) PKV_TRY(device_->allocate_csr(options_.max_sequences));
-  return device_->resize(block_table_.size(), indices_.size());
+  return PKV_OK;
 }
 
 // Makes room; rows keep their contents. Throws std::bad_alloc, or fails, with nothing changed that can be seen.
@@ -98,11 +112,13 @@ Status Batch::ensure_tables(int64_t num_rows, int64_t num_columns, int64_t num_i
   if (table_grows && !checked_multiply(new_rows, new_stride, &size)) throw std::bad_alloc();
   SharedArray<int32_t> table(size);
   SharedArray<Row> rows(table_grows ? new_rows : 0);
-  if (device_ != nullptr) PKV_TRY(device_->resize(table.size(), indices.size()));
+  std::vector<DeviceTables::Room> rooms(devices_.size());  // of all devices or none
+  for (size_t i = 0; i < rooms.size(); ++i) PKV_TRY(devices_[i]->make_room(table.size(), indices.size(), &rooms[i]));
+  for (size_t i = 0; i < rooms.size(); ++i) devices_[i]->adopt_room(&rooms[i]);
   if (indices_grow) indices_ = std::move(indices);
   if (table_grows) {
     // A block table on the device is new, so every row travels again.
-    if (device_ == nullptr) {
+    if (devices_.empty()) {
       std::copy_n(rows_.data(), old_rows, rows.data());
       for (int64_t i = 0; i < old_rows; ++i) {
         std::copy_n(block_table_.data() + i * table_stride_, rows_[i].num_filled, table.data() + i * new_stride);
@@ -120,13 +136,14 @@ Status Batch::ensure_tables(int64_t num_rows, int64_t num_columns, int64_t num_i
 Status Batch::check_bounds(const Step &step, const PrepareOptions &options, int64_t *out_num_blocks,
                            int64_t *out_longest) const {
   int64_t num_blocks = 0, longest = 0;
+  const int64_t most = options_.max_sequence_length - step.steps_ahead;
   for (size_t i = 0; i < step.items.size(); ++i) {
     const StepItem &item = step.items[i];
     const int64_t length = item.old_length + item.count;
-    if (options_.max_sequence_length > 0 && length > options_.max_sequence_length) {
+    if (options_.max_sequence_length > 0 && length > most) {
       return fail(PKV_INVALID_ARGUMENT,
-                  "sequences[%zu] would have %" PRId64 " tokens, but max_sequence_length is %" PRId64, i, length,
-                  options_.max_sequence_length);
+                  "sequences[%zu] would have %" PRId64 " tokens, but max_sequence_length is %" PRId64, i,
+                  length + step.steps_ahead, options_.max_sequence_length);
     }
     if (options.max_query_len > 0 && item.count > options.max_query_len) {
       return fail(PKV_INVALID_ARGUMENT, "counts[%zu] is %" PRId64 ", but max_query_len is %" PRId64, i, item.count,
@@ -140,12 +157,12 @@ Status Batch::check_bounds(const Step &step, const PrepareOptions &options, int6
                 num_blocks, kMaxCount);
   }
   *out_num_blocks = num_blocks;
-  *out_longest = longest;
+  *out_longest = longest + step.steps_ahead;
   return PKV_OK;
 }
 
-Status Batch::prepare(const pkv_sequence *ids, const int64_t *counts, int64_t num_sequences, const int64_t *tokens,
-                      int64_t num_tokens, const PrepareOptions &options) {
+Status Batch::plan(const pkv_sequence *ids, const int64_t *counts, int64_t num_sequences, const int64_t *tokens,
+                   int64_t num_tokens, const PrepareOptions &options) {
   if (num_sequences > options_.max_sequences) {
     return fail(PKV_INVALID_ARGUMENT, "num_sequences is %" PRId64 ", but max_sequences is %" PRId64, num_sequences,
                 options_.max_sequences);
@@ -173,27 +190,36 @@ Status Batch::prepare(const pkv_sequence *ids, const int64_t *counts, int64_t nu
                 options.pad_tokens, total, options_.max_tokens);
   }
 
+  if (options.steps_ahead != 0) PKV_TRY(check_steps_ahead(counts, num_sequences, options));
   planned_.registers = options.registers;
+  planned_.steps_ahead = options.steps_ahead;
   planned_.stream = options.stream;
   planned_.tables_slot = tables_slot_;
   PKV_TRY(cache_->plan_step(ids, counts, num_sequences, tokens, num_tokens, &planned_));
   int64_t num_blocks = 0, longest = 0;
   PKV_TRY(check_bounds(planned_, options, &num_blocks, &longest));
   const int64_t padded_sequences = std::max(options.pad_sequences, num_sequences);
-  if (device_ != nullptr) {
-    PKV_TRY(cache_->backend()->check_not_capturing(options.stream));
+  if (!devices_.empty()) {
+    PKV_TRY(cache_->check_not_capturing(options.stream));
     int64_t num_old = 0;
     for (int64_t i = 0; i < std::min(padded_sequences, rows_.size()); ++i) num_old += rows_[i].num_used;
     changes_.clear();
     changes_.reserve(static_cast<size_t>(num_blocks + num_old));
   }
   PKV_TRY(ensure_tables(padded_sequences, divide_up(longest, block_size_), has_csr() ? num_blocks : 0));
+  if (options.steps_ahead > 0) PKV_TRY(ensure_step_limits());
+  planned_sequences_ = padded_sequences;
+  planned_tokens_ = std::max(options.pad_tokens, planned_.num_tokens);
+  planned_query_len_ = options.max_query_len;
+  return PKV_OK;
+}
 
+Status Batch::apply(const int64_t *tokens) {
   PKV_TRY(cache_->apply_step(tokens, &planned_));
   std::swap(step_, planned_);
-  max_query_len_ = options.max_query_len;
-  fill_tables(padded_sequences, std::max(options.pad_tokens, step_.num_tokens));
-  if (device_ != nullptr) {
+  max_query_len_ = planned_query_len_;
+  fill_tables(planned_sequences_, planned_tokens_);
+  if (!devices_.empty()) {
     if (const Status status = upload_tables(); status != PKV_OK) return cache_->mark_failed(status);
   }
   tables_slot_ = step_.stream_slot;
@@ -211,7 +237,7 @@ void Batch::fill_row(int64_t index, const StepItem &item) {
   if (extends && num_used == row.num_used && sequence.released_end == row.released_end) return;
   const int32_t first = extends ? row.num_used : 0;
   for (int32_t i = first; i < num_used; ++i) entries[i] = sequence.table[i];
-  if (device_ != nullptr) {
+  if (!devices_.empty()) {
     for (int32_t i = first; i < num_used; ++i) changes_.push_back({index * table_stride_ + i, entries[i]});
   }
   if (extends) {
@@ -224,7 +250,7 @@ void Batch::fill_row(int64_t index, const StepItem &item) {
 void Batch::clear_entries(int64_t index, int32_t first, int32_t end) {
   for (int32_t i = first; i < end; ++i) {
     block_table_[index * table_stride_ + i] = kNoBlock;
-    if (device_ != nullptr) changes_.push_back({index * table_stride_ + i, kNoBlock});
+    if (!devices_.empty()) changes_.push_back({index * table_stride_ + i, kNoBlock});
   }
 }
 
@@ -275,12 +301,14 @@ void Batch::fill_tables(int64_t num_sequences, int64_t num_tokens) {
   std::fill(positions_.data() + token, positions_.data() + num_tokens, 0);
   num_sequences_ = num_sequences;
   num_tokens_ = num_tokens;
+  if (step_limits_.size() > 0) fill_step_limits();
   if (has_csr()) fill_csr(num_sequences);
 }
 
 // Not where they travel to a device, or may be looked at any time.
 bool Batch::are_slots_put_off(int64_t num_tokens) const {
-  return num_tokens > kFewTokens && device_ == nullptr && !shows_slots_.load(std::memory_order_relaxed);
+  return num_tokens > kFewTokens && devices_.empty() && step_.steps_ahead == 0 &&
+         !shows_slots_.load(std::memory_order_relaxed);
 }
 
 // Slots and positions of an item's tokens, from its row of the block table.
@@ -325,7 +353,7 @@ void Batch::fill_csr(int64_t num_sequences) {
   int32_t end = 0;
   indptr_[0] = 0;
   for (int64_t i = 0; i < num_sequences; ++i) {
-    const int32_t num_used = rows_[i].num_used;
+    const int32_t num_used = static_cast<int32_t>(block_math_.count_blocks(seq_lens_[i]));  // steps ahead left out
     std::copy_n(block_table_.data() + i * table_stride_, num_used, indices_.data() + end);
     end += num_used;
     indptr_[i + 1] = end;
@@ -337,16 +365,20 @@ void Batch::fill_csr(int64_t num_sequences) {
 Status Batch::upload_tables() {
   const Range range("pagedkv.upload_tables");
   const StepTables host = host_tables();
-  PKV_TRY(device_->upload(host, changes_, step_.stream));
-  cache_->count_uploaded(static_cast<uint64_t>(
-      host.num_sequences * 2 * sizeof(int32_t) + sizeof(int32_t) + host.num_tokens * 2 * sizeof(int64_t) +
-      changes_.size() * (sizeof(int64_t) + sizeof(int32_t))));
-  return has_csr() ? device_->build_csr(host, block_size_, step_.stream) : PKV_OK;
+  for (size_t i = 0; i < devices_.size(); ++i) {
+    const pkv_stream stream = cache_->stream_of(step_.stream, static_cast<int32_t>(i));
+    PKV_TRY(devices_[i]->upload(host, static_cast<int64_t>(step_.items.size()), changes_,
+                                step_limits_.size() > 0 ? step_limits_.data() : nullptr, stream));
+    cache_->count_uploaded(devices_[i]->uploaded_bytes());
+    if (has_csr()) PKV_TRY(devices_[i]->build_csr(host, block_size_, stream));
+  }
+  return PKV_OK;
 }
 
-Status Batch::discard() {
+Status Batch::discard(Extent extent) {
   if (is_prepared_) PKV_TRY(check_prepared());
-  PKV_TRY(cache_->discard_step(&step_));
+  PKV_TRY(cache_->discard_step(&step_, extent));
+  if (extent == Extent::kChecks) return PKV_OK;
   is_prepared_ = false;
   return PKV_OK;
 }
@@ -357,7 +389,7 @@ Status Batch::check_prepared() const {
   return fail(PKV_INVALID_ARGUMENT, "the cache has shrunk since the step was prepared: prepare it again");
 }
 
-Status Batch::find_rows(int64_t index, int64_t start, int64_t count, SequenceRows *out) const {
+Status Batch::find_rows(int64_t index, int64_t start, int64_t count, int32_t device_index, SequenceRows *out) const {
   if (index < 0 || index >= num_sequences_) {
     return fail(PKV_INVALID_ARGUMENT, "sequence_index is %" PRId64 ", but the step has %" PRId64 " sequences", index,
                 num_sequences_);
@@ -370,13 +402,13 @@ Status Batch::find_rows(int64_t index, int64_t start, int64_t count, SequenceRow
     return fail(PKV_INVALID_ARGUMENT, "count is %" PRId64 ", but the sequence has %" PRId64 " tokens from %" PRId64 " on",
                 count, length - start, start);
   }
-  const StepTables step = tables();
+  const StepTables step = tables(device_index);
   *out = {step.block_table == nullptr ? nullptr : step.block_table + index * step.table_stride, start};
   return PKV_OK;
 }
 
-StepTables Batch::tables() const {
-  if (device_ != nullptr) return device_->view(host_tables());
+StepTables Batch::tables(int32_t device_index) const {
+  if (!devices_.empty()) return devices_[static_cast<size_t>(device_index)]->view(host_tables());
   ensure_slots();
   return host_tables();
 }

@@ -25,6 +25,8 @@ struct BatchOptions {
   int64_t max_sequence_length = 0;  // 0: unbounded
   int32_t num_heads = 0;
   uint32_t formats = PKV_FORMAT_TABLE;
+  bool is_mapped = false;   // tables of a device stay in memory of the host
+  bool has_places = false;  // it is the part of a larger batch
 };
 
 struct PrepareOptions {
@@ -33,6 +35,7 @@ struct PrepareOptions {
   int64_t pad_sequences = 0;
   int64_t pad_tokens = 0;
   int64_t max_query_len = 0;
+  int64_t steps_ahead = 0;
 };
 
 class Batch {
@@ -41,19 +44,38 @@ class Batch {
 
   // tokens: [num_tokens] or null (unknown).
   Status prepare(const pkv_sequence *ids, const int64_t *counts, int64_t num_sequences, const int64_t *tokens,
-                 int64_t num_tokens, const PrepareOptions &options);
-  Status discard();
+                 int64_t num_tokens, const PrepareOptions &options) {
+    PKV_TRY(plan(ids, counts, num_sequences, tokens, num_tokens, options));
+    return apply(tokens);
+  }
+  // Its two halves: plan refuses what is to be refused and changes nothing that can be seen, apply does what was planned.
+  // Between the two nothing else may be called on the cache.
+  Status plan(const pkv_sequence *ids, const int64_t *counts, int64_t num_sequences, const int64_t *tokens,
+              int64_t num_tokens, const PrepareOptions &options);
+  Status apply(const int64_t *tokens);
+  Status discard(Extent extent = Extent::kAll);
+
+  // Steps on the device. is_active may be null. Queueing one changes nothing of the host; on the host backend the tables.
+  Status advance(const pkv_tensor *is_active, pkv_stream stream);
+  // out_counts: [num_sequences]; out_num_refused may be null.
+  Status get_advanced(int64_t num_sequences, pkv_stream stream, int64_t *out_counts, int64_t *out_num_refused) const;
+  Status settle(const int64_t *counts, int64_t num_sequences, const int64_t *tokens, int64_t num_tokens);
 
   Status get_table(pkv_batch_table table, pkv_array *out) const;
-  Status get_device_table(pkv_batch_table table, pkv_array *out) const;
+  Status get_device_table(pkv_batch_table table, int32_t device_index, pkv_array *out) const;
   void get_info(pkv_batch_info *out) const;  // all but struct_size
+  // Of the part of a larger batch, after apply: where its sequences and tokens stand in the whole prepare. [num_sequences]
+  // and [num_tokens], padding apart.
+  void set_places(const int64_t *sequence_places, const int64_t *token_places);
 
   // INVALID_ARGUMENT before the first prepare.
   Status check_prepared() const;
-  StepTables tables() const;  // on the device of the cache
-  // Rows [start, start + count) of the index-th sequence of the step, by the table on the device of the cache.
-  Status find_rows(int64_t index, int64_t start, int64_t count, SequenceRows *out) const;
-  void *workspace() const { return device_ == nullptr ? nullptr : device_->workspace(); }
+  StepTables tables(int32_t device_index) const;  // on that device of the cache
+  // Rows [start, start + count) of the index-th sequence of the step, by the table on that device of the cache.
+  Status find_rows(int64_t index, int64_t start, int64_t count, int32_t device_index, SequenceRows *out) const;
+  void *workspace(int32_t device_index) const {
+    return devices_.empty() ? nullptr : devices_[static_cast<size_t>(device_index)]->workspace();
+  }
   pkv_stream stream() const { return step_.stream; }
   const Cache *cache() const { return cache_.get(); }
 
@@ -84,6 +106,10 @@ class Batch {
   void fill_slot_mapping(const int32_t *blocks, int64_t begin, int64_t end, int64_t *to) const;  // [end - begin]
   void fill_csr(int64_t num_sequences);
   Status upload_tables();
+  Status check_steps_ahead(const int64_t *counts, int64_t num_sequences, const PrepareOptions &options) const;
+  Status ensure_step_limits();
+  void fill_step_limits();
+  Status check_stepping() const;
 
   const std::shared_ptr<Cache> cache_;
   const BatchOptions options_;
@@ -91,6 +117,7 @@ class Batch {
   const BlockMath block_math_;
   Step step_;  // the last prepared one
   Step planned_;  // the one that a prepare is working on
+  int64_t planned_sequences_ = 0, planned_tokens_ = 0, planned_query_len_ = 0;  // padding included; the caller's bound
   bool is_prepared_ = false;
   uint64_t num_shrinks_ = 0;  // of the cache, when it was
   const uint64_t old_shrinks_;  // and when the batch was made
@@ -119,9 +146,13 @@ class Batch {
   SharedArray<int32_t> indptr_;  // [max_sequences + 1]
   SharedArray<int32_t> indices_;  // grows
   SharedArray<int32_t> last_block_len_;  // [max_sequences]
-  SharedArray<int64_t> block_pointers_;  // [max_num_blocks]
+  SharedArray<int64_t> sequence_places_;  // [max_sequences] with has_places; -1 for padding
+  SharedArray<int64_t> token_places_;     // [max_tokens] likewise
+  std::vector<SharedArray<int64_t>> block_pointers_;  // [num_devices][max_num_blocks]; none without the format
+  SharedArray<int32_t> step_limits_;  // [max_sequences] once there was a step ahead; see AdvanceParams
+  uint32_t num_refused_ = 0;  // on the host
 
-  std::unique_ptr<DeviceTables> device_;  // where the device has memory of its own
+  std::vector<std::unique_ptr<DeviceTables>> devices_;  // of each, where devices have memory of their own; else none
   std::vector<TableChange> changes_;  // of the block table since the last upload
 };
 

@@ -1,4 +1,6 @@
 // What a batch shows of its last step: the tables, on the host and on the device, and the counts.
+#include <algorithm>
+
 #include "cache/batch.h"
 
 namespace pkv {
@@ -23,26 +25,42 @@ void Batch::get_info(pkv_batch_info *out) const {
   out->max_query_len = max_query_len_;
   out->max_seq_len = max_seq_len_;
   out->generation = generation_ + cache_->num_shrinks() - old_shrinks_;  // graphs and tables of before are over
+  out->uploaded_bytes = 0;
+  for (const std::unique_ptr<DeviceTables> &device : devices_) out->uploaded_bytes += device->uploaded_bytes();
 }
 
-Status Batch::get_device_table(pkv_batch_table table, pkv_array *out) const {
+void Batch::set_places(const int64_t *sequence_places, const int64_t *token_places) {
+  const int64_t num_items = static_cast<int64_t>(step_.items.size());
+  std::copy_n(sequence_places, num_items, sequence_places_.data());
+  std::copy_n(token_places, step_.num_tokens, token_places_.data());
+  std::fill(sequence_places_.data() + num_items, sequence_places_.data() + num_sequences_, -1);
+  std::fill(token_places_.data() + step_.num_tokens, token_places_.data() + num_tokens_, -1);
+}
+
+Status Batch::get_device_table(pkv_batch_table table, int32_t device_index, pkv_array *out) const {
+  PKV_TRY(cache_->check_device(device_index));
   pkv_array array = {};
   PKV_TRY(get_table(table, &array));
   release_array(static_cast<ArrayHeader *>(array.owner));  // the batch keeps it
   array.owner = nullptr;
-  if (device_ != nullptr) {
-    const StepTables tables = device_->view(host_tables());
+  if (!devices_.empty()) {
+    const DeviceTables &device = *devices_[static_cast<size_t>(device_index)];
+    const StepTables tables = device.view(host_tables());
     switch (table) {
       case PKV_BLOCK_TABLE: array.data = tables.block_table; break;
       case PKV_SEQ_LENS: array.data = tables.seq_lens; break;
       case PKV_CU_SEQLENS_Q: array.data = tables.cu_seqlens_q; break;
       case PKV_SLOT_MAPPING: array.data = tables.slot_mapping; break;
       case PKV_POSITIONS: array.data = tables.positions; break;
-      case PKV_INDPTR: array.data = device_->indptr(); break;
-      case PKV_INDICES: array.data = device_->indices(); break;
-      case PKV_LAST_BLOCK_LEN: array.data = device_->last_block_len(); break;
-      case PKV_BLOCK_POINTERS: array.data = device_->block_pointers(); break;
+      case PKV_INDPTR: array.data = device.indptr(); break;
+      case PKV_INDICES: array.data = device.indices(); break;
+      case PKV_LAST_BLOCK_LEN: array.data = device.last_block_len(); break;
+      case PKV_BLOCK_POINTERS: array.data = device.block_pointers(); break;
+      case PKV_SEQUENCE_PLACES:
+      case PKV_TOKEN_PLACES: return fail(PKV_UNSUPPORTED, "places are on the host only");
     }
+  } else if (table == PKV_BLOCK_POINTERS) {
+    array.data = block_pointers_[static_cast<size_t>(device_index)].data();
   }
   *out = array;
   return PKV_OK;
@@ -82,7 +100,18 @@ Status Batch::get_table(pkv_batch_table table, pkv_array *out) const {
       if ((options_.formats & PKV_FORMAT_POINTERS) == 0) {
         return fail(PKV_UNSUPPORTED, "the batch was created without the format pointers");
       }
-      export_vector(block_pointers_, cache_->num_blocks(), out);
+      export_vector(block_pointers_[0], cache_->num_blocks(), out);
+      return PKV_OK;
+    case PKV_SEQUENCE_PLACES:
+    case PKV_TOKEN_PLACES:
+      if (!options_.has_places) {
+        return fail(PKV_UNSUPPORTED, "the batch is whole: only the part of one, pkv_batch_get_part, has places in it");
+      }
+      if (table == PKV_SEQUENCE_PLACES) {
+        export_vector(sequence_places_, num_sequences_, out);
+      } else {
+        export_vector(token_places_, num_tokens_, out);
+      }
       return PKV_OK;
   }
   return fail(PKV_INVALID_ARGUMENT, "table is %d, unknown", static_cast<int>(table));

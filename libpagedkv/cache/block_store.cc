@@ -49,6 +49,13 @@ BlockStore::BlockStore(std::shared_ptr<Pool> pool, int32_t block_size, bool is_i
   num_blocks_ = pool_->num_blocks();
 }
 
+void BlockStore::set_tier(HostTier *tier) {
+  tier_ = tier;
+  if (tier == nullptr || !tier->counts_hits()) return;
+  hits_.reserve(static_cast<size_t>(records_.size()));
+  hits_.resize(static_cast<size_t>(num_blocks()));
+}
+
 void BlockStore::take(int64_t count, int32_t *out_blocks, uint32_t namespace_index) {
   assert(count <= num_available());
   const int64_t num_ready = count < num_uncached_ ? count : num_uncached_;
@@ -100,6 +107,9 @@ void BlockStore::hit_each(const int32_t *blocks, int64_t count) {
     eviction_.count_hit(block);
   }
   reuse_distance_sum_.store(sum, std::memory_order_relaxed);
+  if (!hits_.empty()) {
+    for (int64_t i = 0; i < count; ++i) hits_[blocks[i]] += hits_[blocks[i]] < UINT8_MAX;
+  }
 }
 
 void BlockStore::release(const int32_t *blocks, int64_t count, uint32_t level) {
@@ -286,6 +296,7 @@ void BlockStore::unhash(int32_t block) {
   assert(record.is_hashed);
   const bool tells = events_ != nullptr && record.is_registered && !record.is_stale;
   record.is_hashed = record.is_stale = false;
+  if (!hits_.empty()) hits_[block] = 0;
   if (!record.is_registered) {
     BlockRecord &previous = records_[record.previous];
     if (previous.is_registered && previous.duplicates == block) {
@@ -396,6 +407,7 @@ void BlockStore::evict_owned(uint32_t namespace_index, int64_t count) {
     finish_evictions(&lowest, 1);
     free_to_pool(&lowest, 1);
   }
+  if (tier_ != nullptr) tier_->flush();  // what does not get there is not found there
 }
 
 int64_t BlockStore::invalidate(uint32_t namespace_index) {
@@ -457,6 +469,7 @@ void BlockStore::forget(int32_t block) {
 
 // Of cached blocks that are queued no more: leaves them owned in the pool, with neither holder nor hash.
 void BlockStore::finish_evictions(const int32_t *blocks, int64_t count) {
+  if (tier_ != nullptr) offer_to_tier(blocks, count);
   OwnerOfRun owner_of_run(&namespaces_);
   const bool tells = events_ != nullptr;
   for (int64_t i = 0; i < count; ++i) {
@@ -488,6 +501,21 @@ void BlockStore::evict_victims(int64_t count, int32_t *out_blocks) {
     num_finished = end;
   }
   finish_evictions(out_blocks + num_finished, count - num_finished);
+  if (tier_ != nullptr) tier_->flush();  // what does not get there is not found there
+}
+
+// Blocks that are going to be evicted: they still have their hashes and tokens. What a held duplicate goes on to stand for
+// is not lost.
+[[gnu::noinline]] void BlockStore::offer_to_tier(const int32_t *blocks, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    const int32_t block = blocks[i];
+    const BlockRecord &record = records_[block];
+    const NamespaceRecord &owner = namespaces_[record.namespace_index];
+    const int64_t hits = hits_.empty() ? 0 : hits_[block];
+    if (!hits_.empty()) hits_[block] = 0;
+    if (record.duplicates != kNoBlock) continue;
+    tier_->offer(block, {record.hash, record.parent, owner.id, owner.epoch}, tokens(block), hits);
+  }
 }
 
 void BlockStore::append_owned(NamespaceRecord *owner, int32_t block) {

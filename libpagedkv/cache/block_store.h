@@ -27,6 +27,7 @@
 #include "cache/block_record.h"
 #include "cache/events.h"
 #include "cache/eviction.h"
+#include "cache/host_tier.h"
 #include "cache/namespaces.h"
 #include "cache/prefix_index.h"
 #include "cache/retention.h"
@@ -43,6 +44,9 @@ class BlockStore {
 
   // Who is told what can be hit; null: nobody. It outlives the store.
   void set_events(EventLog *events) { events_ = events; }
+
+  // Where evicted blocks are offered to; null: they are lost. It outlives the store. Throws std::bad_alloc.
+  void set_tier(HostTier *tier);
 
   int64_t num_blocks() const { return num_blocks_; }
   int64_t num_uncached() const { return num_uncached_; }
@@ -214,6 +218,7 @@ class BlockStore {
   uint64_t namespace_id(int32_t block) const { return namespaces_[records_[block].namespace_index].id; }
   void finish_evictions(const int32_t *blocks, int64_t count);
   void evict_victims(int64_t count, int32_t *out_blocks);
+  void offer_to_tier(const int32_t *blocks, int64_t count);
   void append_owned(NamespaceRecord *owner, int32_t block);
   void remove_owned(NamespaceRecord *owner, int32_t block);
   Status validate_namespaces() const;
@@ -237,6 +242,8 @@ class BlockStore {
   };
   std::vector<OwnedLink> owned_links_;  // [num_blocks] once there was a quota
   EventLog *events_ = nullptr;
+  HostTier *tier_ = nullptr;
+  std::vector<uint8_t> hits_;  // [num_blocks] since it was registered, if the tier counts them
   int64_t num_uncached_ = 0;
   int64_t num_cached_ = 0;
   int64_t num_pending_ = 0;

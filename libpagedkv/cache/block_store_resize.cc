@@ -3,6 +3,7 @@
 #include <cassert>
 #include <cstring>
 #include <new>
+#include <utility>
 
 #include "cache/block_store.h"
 
@@ -32,6 +33,7 @@ void BlockStore::resize_arrays() {
   const size_t size = static_cast<size_t>(num_blocks_);
   if (!owned_links_.empty()) owned_links_.resize(size);
   if (!transfer_holds_.empty()) transfer_holds_.resize(size);
+  if (!hits_.empty()) hits_.resize(size);
   if (events_ != nullptr) events_->resize(num_blocks_);
 }
 
@@ -50,6 +52,7 @@ void BlockStore::evict_tail(int64_t num_blocks) {
     finish_evictions(&block, 1);
     free_to_pool(&block, 1);
   }
+  if (tier_ != nullptr) tier_->flush();  // what does not get there is not found there
 }
 
 void BlockStore::list_tail(int64_t num_blocks, std::vector<int32_t> *out) const {
@@ -62,6 +65,7 @@ void BlockStore::list_tail(int64_t num_blocks, std::vector<int32_t> *out) const 
 void BlockStore::move_block(int32_t from, int32_t to) {
   records_[to] = records_[from];
   last_uses_[to] = last_uses_[from];
+  if (!hits_.empty()) hits_[to] = std::exchange(hits_[from], uint8_t{0});
   std::memcpy(tokens(to), tokens(from), sizeof(int64_t) * static_cast<size_t>(block_size_));
   retention_.move(from, to);
   const BlockRecord &record = records_[to];

@@ -10,37 +10,44 @@
 
 namespace pkv {
 
-Status Cache::create(Backend *backend, const CacheOptions &options, std::shared_ptr<Cache> *out) {
-  std::shared_ptr<Pool> pool;
-  PKV_TRY(Pool::create(backend, options.pool, &pool));
-  std::shared_ptr<Cache> cache(new Cache(backend, options, std::move(pool)));
-  const Layout &layout = cache->layout_;
-  const std::vector<float> ones(
-      2 * static_cast<size_t>(layout.num_layers()) * static_cast<size_t>(layout.num_kv_heads()), 1.0f);
-  PKV_TRY(backend->allocate_memory(ones.size() * sizeof(float), &cache->scales_));
-  PKV_TRY(backend->upload(cache->scales_.base, ones.data(), ones.size() * sizeof(float)));
+Status Cache::create(const CacheOptions &given, const std::vector<ShardPlan> &plans, std::shared_ptr<Cache> *out) {
+  CacheOptions options = given;
+  std::vector<std::unique_ptr<Shard>> shards(plans.size());
+  for (size_t i = 0; i < plans.size(); ++i) {
+    PKV_TRY(Shard::create(options.devices[i], plans[i], options.pool, &shards[i]));
+  }
+  DiskHeader disk_header;
+  bool is_disk_new = true;
+  std::unique_ptr<DiskFile> disk_file = open_disk_file(&options, &disk_header, &is_disk_new);
+  std::shared_ptr<Cache> cache(new Cache(options, std::move(shards)));
+  PKV_TRY(cache->create_tiers(options, std::move(disk_file), disk_header, is_disk_new));
   cache->ask_device();
   *out = std::move(cache);
   return PKV_OK;
 }
 
-Cache::Cache(Backend *backend, const CacheOptions &options, std::shared_ptr<Pool> pool)
-    : backend_(backend),
+Cache::Cache(const CacheOptions &options, std::vector<std::unique_ptr<Shard>> shards)
+    : backend_(options.devices[0]),
       layout_(options.layout),
       block_math_(options.layout.block_size()),
       prefix_caching_(options.prefix_caching),
+      first_index_(options.first_index),
+      num_indices_(options.num_indices),
       // Never so short that the parent of the next block to be hashed is given back.
       window_(options.window == 0 ? 0 : std::max<int64_t>(options.window, options.layout.block_size() + 1)),
       first_releasable_(
           static_cast<int32_t>(divide_up(std::min(options.sinks, kMaxLength), options.layout.block_size()))),
       rope_(options.rope),
-      pool_(pool),
+      shards_(std::move(shards)),
+      shard_kind_(options.shard),
+      device_streams_(options.devices),
+      pool_(shards_[0]->pool),
       hasher_(options.hash_seed, options.layout.block_size()),
-      events_(options.event_capacity > 0 ? std::make_unique<EventLog>(options.event_capacity, pool->num_blocks(),
-                                                                      pool->max_num_blocks())
+      events_(options.event_capacity > 0 ? std::make_unique<EventLog>(options.event_capacity, pool_->num_blocks(),
+                                                                      pool_->max_num_blocks())
                                          : nullptr),
-      blocks_(std::move(pool), options.layout.block_size(), options.prefix_caching, options.eviction),
-      streams_(backend, pool_.get()),
+      blocks_(pool_, options.layout.block_size(), options.prefix_caching, options.eviction),
+      streams_(&device_streams_, pool_.get()),
       low_water_(options.low_water) {
   blocks_.set_events(events_.get());
   if (options.partial_reuse && prefix_caching_) {
@@ -51,7 +58,6 @@ Cache::Cache(Backend *backend, const CacheOptions &options, std::shared_ptr<Pool
 
 Cache::~Cache() {
   if (trace_.is_recording()) stop_trace();
-  backend_->release_memory(&scales_);
 }
 
 Status Cache::check_usable() const {
@@ -71,19 +77,10 @@ Status Cache::check_layer(int32_t layer) const {
   return fail(PKV_INVALID_ARGUMENT, "layer is %d, but the layout has %d layers", layer, layout_.num_layers());
 }
 
-PagedKv Cache::describe_kv(int32_t layer) const {
-  PagedKv kv = layout_.describe_kv(layer);
-  kv.base = pool_->base();
-  kv.num_blocks = max_num_blocks();  // a constant: kernels may be queued while the cache grows
-  kv.k_scale = static_cast<const float *>(scales_.base) + static_cast<int64_t>(layer) * 2 * kv.num_kv_heads;
-  kv.v_scale = kv.k_scale + kv.num_kv_heads;
-  return kv;
-}
-
 Status Cache::set_kv_scales(int32_t layer, const float *k_scale, const float *v_scale) {
   PKV_TRY(check_usable());
   PKV_TRY(check_layer(layer));
-  const PagedKv kv = describe_kv(layer);
+  const PagedKv kv = layout_.describe_kv(layer);
   if (kv.kv_scales != PKV_SCALES_STATIC) {
     return fail(PKV_INVALID_ARGUMENT, "the layout keeps scales per token and head; there are no static ones to set");
   }
@@ -101,10 +98,16 @@ Status Cache::set_kv_scales(int32_t layer, const float *k_scale, const float *v_
       }
     }
   }
-  // They stand side by side and travel together: both or neither.
-  std::vector<float> both(k_scale, k_scale + kv.num_kv_heads);
-  both.insert(both.end(), v_scale, v_scale + kv.num_kv_heads);
-  return backend_->upload(const_cast<float *>(kv.k_scale), both.data(), both.size() * sizeof(float));
+  for (const auto &shard : shards_) {
+    if (!shard->has_layer(layer)) continue;
+    const PagedKv part = shard->describe_kv(layer, max_num_blocks());
+    const int32_t first = shard->plan.first_kv_head;
+    // They stand side by side and travel together: both or neither.
+    std::vector<float> both(k_scale + first, k_scale + first + part.num_kv_heads);
+    both.insert(both.end(), v_scale + first, v_scale + first + part.num_kv_heads);
+    PKV_TRY(shard->backend->upload(const_cast<float *>(part.k_scale), both.data(), both.size() * sizeof(float)));
+  }
+  return PKV_OK;
 }
 
 Status Cache::evict(int64_t n, int64_t *out_evicted) {
@@ -146,7 +149,10 @@ Status Cache::zero_uncached(pkv_stream stream, int64_t *out_count) {
     PKV_TRY(order_behind(slot, waits));
   }
   streams_.note_all_touched();
-  PKV_TRY(backend_->zero_blocks({pool_->base(), layout_.block_bytes(), uncached.data(), count}, stream));
+  for (int32_t i = 0; i < num_devices(); ++i) {
+    const ZeroBlocksParams params = {shard(i).pool->base(), shard(i).plan.layout.block_bytes(), uncached.data(), count};
+    PKV_TRY(shard(i).backend->zero_blocks(params, stream_of(stream, i)));
+  }
   if (const Status status = streams_.finish_use(slot); status != PKV_OK) return mark_failed(status);
   *out_count = count;
   return PKV_OK;
@@ -158,6 +164,8 @@ Status Cache::reset() {
   if (num_transfers() > 0) return fail(PKV_BUSY, "%" PRId64 " transfers are open", num_transfers());
   drop_pins();
   blocks_.clear_cached();
+  if (host_tier_ != nullptr) host_tier_->clear();
+  if (disk_tier_ != nullptr && resets_disk_) disk_tier_->clear();
   ++serial_;
   publish();
   return PKV_OK;
@@ -203,7 +211,7 @@ Status Cache::find_victims(int64_t n, pkv_sequence *out, int64_t capacity, int64
                          gained);
   }
   for (size_t i = 0; i < num_chosen && static_cast<int64_t>(i) < capacity; ++i) {
-    out[i] = (static_cast<uint64_t>(sequences_[order[i]]->generation) << 32) | order[i];
+    out[i] = id_of(order[i]);
   }
   *out_count = static_cast<int64_t>(num_chosen);
   return PKV_OK;
@@ -284,9 +292,10 @@ void Cache::get_stats(pkv_cache_stats *out) const {
   out->device_free_bytes = static_cast<uint64_t>(monitor_.device_free_bytes.get());
   out->unused_slots = monitor_.unused_slots.get();
   out->free_tail_blocks = monitor_.free_tail_blocks.get();
+  get_tier_stats(out);
   out->is_failed = static_cast<int32_t>(values[kIsFailed]);
   out->is_tracing = trace_.is_recording();
-  out->block_bytes = layout_.block_bytes();
+  out->block_bytes = shards_[0]->plan.layout.block_bytes();
   out->base = pool_->base();
   std::memset(out->device, 0, sizeof out->device);
   std::strncpy(out->device, backend_->device(), sizeof out->device - 1);

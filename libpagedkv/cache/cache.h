@@ -3,17 +3,19 @@
 // Every public call checks first and changes afterwards, so a refused one changes nothing; what it may need on the heap
 // it takes before the first change. One mutating thread at a time; get_stats() from any thread.
 //
-// cache.cc: creation, counts, eviction, victims. sequences.cc: the life of a sequence. step.cc: appending. settle.cc:
+// cache.cc: creation, counts, eviction, victims. sequences.cc: the life of a sequence. step.cc: appending. steps_ahead.cc: what
+// a device has appended by itself. settle.cc:
 // hashes of completed blocks. sequence_batches.cc: many sequences in one call. acceptance.cc, shift.cc: rows moved inside
 // a sequence. window.cc: cuts, and what a sliding window gives back. partial_reuse.cc: hits inside a block. quotas.cc:
 // what namespaces may have. prefixes.cc: prefixes without a sequence, pins, retention. snapshot_save.cc, snapshot_load.cc,
 // prefix_tree.cc: snapshots. stream_order.cc: what waits for what across streams. transfers.cc: blocks on their way out
-// or in. resize.cc: resizing. audit.cc, explain_sequence.cc: check and explain. record.cc: recording of calls. monitor.cc:
-// measures, and the page of statistics.
+// or in. resize.cc: resizing. several_devices.cc: what each device holds. tiers.cc, preempt.cc: the host tier and the disk tier. audit.cc,
+// explain_sequence.cc: check and explain. record.cc: recording of calls. monitor.cc: measures, and the page of statistics.
 #pragma once
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -23,11 +25,15 @@
 #include "base/shared_array.h"
 #include "cache/block_store.h"
 #include "cache/deadlines.h"
+#include "cache/device_streams.h"
+#include "cache/disk_tier.h"
 #include "cache/events.h"
+#include "cache/host_tier.h"
 #include "cache/layout.h"
 #include "cache/monitor.h"
 #include "cache/partial_index.h"
 #include "cache/sequence.h"
+#include "cache/shard.h"
 #include "cache/stats_board.h"
 #include "cache/stream_table.h"
 #include "cache/trace.h"
@@ -56,6 +62,23 @@ struct ReblockedNode;
 struct Snapshot;
 class SnapshotSink;
 
+struct TierOptions {
+  int64_t num_host_slots = 0;  // 0: no tiers
+  int64_t min_hits = 0;
+  double recompute_tokens_per_second = 0;
+  const char *disk_path = nullptr;  // read by create() only; null: no disk tier
+  const char *identity = nullptr;   // the same
+  int64_t num_disk_slots = 0;
+  bool resets_disk = false;
+};
+
+// A block that continues a prefix: on the device, or in a tier.
+struct TierHit {
+  Hash128 parent, hash;
+  int32_t block = kNoBlock;
+  int32_t host_slot = kNoSlot, disk_slot = kNoSlot;
+};
+
 struct CacheOptions {
   Layout layout;
   PoolOptions pool;
@@ -68,7 +91,16 @@ struct CacheOptions {
   pkv_eviction eviction = PKV_EVICTION_LRU;
   int64_t low_water = 0;
   int64_t event_capacity = 0;  // 0: no events
+  pkv_shard shard = PKV_SHARD_NONE;
+  std::vector<Backend *> devices;  // at least one; what holds the parts, pool.num_blocks each
+  uint32_t first_index = 0;        // of its sequences: where several caches stand behind one handle, each has its own
+  uint32_t num_indices = UINT32_MAX;
+  TierOptions tiers;
 };
+
+// How far a call goes: kChecks refuses what the whole would refuse and changes nothing that can be seen. Where several
+// caches stand behind one handle, a call is made on none before all have checked it.
+enum class Extent { kAll, kChecks };
 
 // One sequence's part of a step: what it was before, and what was done. Kept by the batch for discard().
 struct StepItem {
@@ -77,7 +109,7 @@ struct StepItem {
   int64_t count;
   int64_t old_length;
   int64_t old_settled_length;
-  int64_t new_num_blocks;  // that the tokens need then
+  int64_t new_num_blocks;  // that the tokens need then, and those of the steps ahead
   int32_t old_num_blocks;
   int64_t old_step_start;
   bool had_appended;
@@ -146,6 +178,8 @@ struct Step {
   bool are_tokens_known = false;  // all of them
   uint64_t serial = 0;  // the cache's serial number when it was applied; 0: nothing to discard
   bool registers = true;
+  bool appends_simply = true;  // registers, and the last block of new_num_blocks is that of the last token
+  int64_t steps_ahead = 0;  // tokens of each sequence that blocks are reserved for, behind those of the step
   pkv_stream stream = nullptr;
   StreamSlot stream_slot = kNoStream;
   StreamSlot tables_slot = kNoStream;  // of the step whose tables are to be overwritten
@@ -204,7 +238,8 @@ struct ResizePlan {
 
 class Cache {
  public:
-  static Status create(Backend *backend, const CacheOptions &options, std::shared_ptr<Cache> *out);
+  // plans: of each device, by plan_shards.
+  static Status create(const CacheOptions &options, const std::vector<ShardPlan> &plans, std::shared_ptr<Cache> *out);
   Cache(const Cache &) = delete;
   Cache &operator=(const Cache &) = delete;
   ~Cache();
@@ -224,15 +259,27 @@ class Cache {
   // Many of them, all or none; arrays are [num_sequences], flat tokens [num_tokens]. options may be null;
   // out_num_cached too.
   Status open_many(const int64_t *tokens, int64_t num_tokens, const int64_t *counts, int64_t num_sequences,
-                   const pkv_open_options *options, pkv_sequence *out, int64_t *out_num_cached);
-  Status fork_many(const pkv_sequence *ids, const int64_t *lengths, int64_t num_sequences, pkv_sequence *out);
+                   const pkv_open_options *options, pkv_sequence *out, int64_t *out_num_cached,
+                   Extent extent = Extent::kAll);
+  Status fork_many(const pkv_sequence *ids, const int64_t *lengths, int64_t num_sequences, pkv_sequence *out,
+                   Extent extent = Extent::kAll);
   Status commit_many(const pkv_sequence *ids, const int64_t *counts, int64_t num_sequences, const int64_t *tokens,
-                     int64_t num_tokens);
-  Status truncate_many(const pkv_sequence *ids, const int64_t *lengths, int64_t num_sequences);
-  Status close_many(const pkv_sequence *ids, int64_t num_sequences, pkv_stream stream);
-  Status reorder(const pkv_sequence *ids, const int64_t *sources, int64_t num_sequences);
+                     int64_t num_tokens, Extent extent = Extent::kAll);
+  Status truncate_many(const pkv_sequence *ids, const int64_t *lengths, int64_t num_sequences,
+                       Extent extent = Extent::kAll);
+  Status close_many(const pkv_sequence *ids, int64_t num_sequences, pkv_stream stream, Extent extent = Extent::kAll);
+  Status reorder(const pkv_sequence *ids, const int64_t *sources, int64_t num_sequences, Extent extent = Extent::kAll);
   Status accept(const pkv_sequence *ids, const int64_t *num_drafts, const int64_t *num_kept, int64_t num_sequences,
-                const int64_t *kept, int64_t num_kept_tokens, pkv_stream stream);
+                const int64_t *kept, int64_t num_kept_tokens, pkv_stream stream, Extent extent = Extent::kAll);
+
+  // To the host tier as a whole, and back.
+  Status offload(pkv_sequence id);
+  Status restore(pkv_sequence id);
+  bool has_tiers() const { return host_tier_ != nullptr; }
+  // Returns when what was queued for the tiers is where it belongs.
+  Status flush_tiers();
+  // Text for the log, once. Any thread.
+  bool take_tier_failure(std::string *out_text);
 
   Status get_info(pkv_sequence id, pkv_sequence_info *out) const;  // all but struct_size
   Status get_blocks(pkv_sequence id, pkv_array *out) const;
@@ -263,7 +310,10 @@ class Cache {
   Status plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t num_sequences, const int64_t *tokens,
                    int64_t num_tokens, Step *step);
   Status apply_step(const int64_t *tokens, Step *step);
-  Status discard_step(Step *step);
+  Status discard_step(Step *step, Extent extent = Extent::kAll);
+  // The steps ahead were made on the device: appends counts[i] tokens ([num_sequences]) to the sequences of the step.
+  Status settle_steps(Step *step, const int64_t *counts, int64_t num_sequences, const int64_t *tokens,
+                      int64_t num_tokens);
   // The step's kernels but those of the caller are queued.
   Status finish_step(const Step &step);
   // Snapshots. stream: PKV_STREAM_OF_SEQUENCE for save_sequence only. options: null for what was saved.
@@ -272,6 +322,10 @@ class Cache {
                        pkv_sequence *out);
   Status save_prefixes(const pkv_snapshot_io &io, pkv_stream stream);
   Status load_prefixes(const pkv_snapshot_io &io, pkv_stream stream, int64_t *out_num_blocks);
+
+  // Takes a sequence over from another cache of the same layout, on another device of the same kind; there it is closed.
+  // What is cached here is taken in place of a copy. The streams are waited for; those of the sequence, PKV_STREAM_OF_SEQUENCE.
+  Status take_over(Cache *other, pkv_sequence id, pkv_stream other_stream, pkv_stream stream, pkv_sequence *out);
 
   // The cache is unusable from now on; returns status.
   Status mark_failed(Status status);
@@ -305,6 +359,9 @@ class Cache {
   // Tables that went to the device.
   void count_uploaded(uint64_t bytes) { monitor_.uploaded_bytes.add(bytes); }
 
+  int64_t num_available() const { return blocks_.num_available(); }
+  int64_t num_open() const { return num_open_; }
+
   // One thread at a time, whatever mutates the cache. UNSUPPORTED without event_capacity.
   Status read_events(pkv_event *out, int64_t capacity, int64_t *out_count) const;
 
@@ -326,14 +383,36 @@ class Cache {
   Status check_usable() const;
   // OK if layer is in range.
   Status check_layer(int32_t layer) const;
-  PagedKv describe_kv(int32_t layer) const;
+
+  // The parts of the cache on its devices; backend() and pool() are the first one's.
+  int32_t num_devices() const { return static_cast<int32_t>(shards_.size()); }
+  bool has_several_devices() const { return shards_.size() > 1; }
+  pkv_shard shard_kind() const { return shard_kind_; }
+  Status check_device(int32_t device_index) const;
+  Status check_layer_on(int32_t device_index, int32_t layer) const;  // both are in range, and the device has the layer
+  const Shard &shard(int32_t device_index) const { return *shards_[static_cast<size_t>(device_index)]; }
+  PagedKv describe_kv(int32_t layer, int32_t device_index) const {
+    return shard(device_index).describe_kv(layer, max_num_blocks());  // a constant: kernels may run while the cache grows
+  }
+  // Takes a caller's stream, see DeviceStreams. Throws std::bad_alloc.
+  Status adopt_stream(pkv_stream *stream) { return device_streams_.adopt(stream); }
+  pkv_stream stream_of(pkv_stream stream, int32_t device_index) const {
+    return device_streams_.of_device(stream, static_cast<size_t>(device_index));
+  }
+  Status check_not_capturing(pkv_stream stream) const { return device_streams_.check_not_capturing(stream); }
 
  private:
-  Cache(Backend *backend, const CacheOptions &options, std::shared_ptr<Pool> pool);
+  Cache(const CacheOptions &options, std::vector<std::unique_ptr<Shard>> shards);
 
-  Status find(pkv_sequence id, Sequence **out) const;  // NOT_FOUND for a stale id
+  Status find(pkv_sequence id, Sequence **out) const;  // NOT_FOUND for a stale id, BUSY for one that is offloaded
+  Status find_any(pkv_sequence id, Sequence **out) const;
   static Status check_prompt(const int64_t *tokens, int64_t num_tokens);
-  Status find_all(const pkv_sequence *ids, int64_t num_sequences);  // into found_; each once
+  Status find_all(const pkv_sequence *ids, int64_t num_sequences, bool takes_offloaded = false);  // into found_; each once
+  // Ids: index and generation.
+  uint32_t index_of(pkv_sequence id) const { return static_cast<uint32_t>(id) - first_index_; }
+  pkv_sequence id_of(uint32_t index) const {
+    return static_cast<uint64_t>(sequences_[index]->generation) << 32 | (first_index_ + index);
+  }
   Status make_records(int64_t count);  // closed ones, as many at least
   Sequence *closed_record(int64_t i, pkv_sequence *out_id) const;  // the i-th that will be opened
   // Room for so many blocks. Throws std::bad_alloc; else only the capacity changes.
@@ -359,6 +438,7 @@ class Cache {
   // kNoNamespace. Throws std::bad_alloc.
   void note_regions() {
     has_regions_ = true;
+    if (disk_tier_ != nullptr) disk_tier_->note_regions();
     blocks_.namespaces().keep_epochs();
   }
   Status make_chain(const pkv_open_options &options, Chain *out);
@@ -402,7 +482,7 @@ class Cache {
   void close_transfer(Transfer *transfer);
   void change_references(const Chain &chain, int64_t change);
   Status plan_received_quotas(const Chain &chain, int64_t count);
-  void release_received(const Transfer &transfer, int64_t first);
+  void release_received(const Transfer &transfer, int64_t first, StreamSlot slot);
   Status check_transfers(std::vector<int32_t> *holders) const;
   int64_t num_transfers() const { return static_cast<int64_t>(transfers_.size() - unused_transfers_.size()); }
   void match_prefix(const Sequence &sequence, const int64_t *tokens, int64_t num_tokens, int64_t *out_num_blocks);
@@ -477,7 +557,13 @@ class Cache {
   void plan_tree(const std::vector<ReblockedNode> &nodes, const std::vector<int64_t> &tokens,
                  std::vector<TreeBlock> *out);
   Status check_tree_quotas(const std::vector<TreeBlock> &tree);
+  Status describe_sequence(const Sequence &sequence, Snapshot *out) const;
+  using FillBlocks = std::function<Status(const int32_t *blocks, int64_t first, int64_t count)>;
+  Status restore_sequence(const Snapshot &snapshot, const pkv_open_options *options, pkv_stream stream,
+                          const FillBlocks &fill, pkv_sequence *out);
   Status upload_block(int32_t block, const std::vector<char> &bytes);
+  Status download_block(int32_t block, pkv_stream stream, std::vector<char> *out);
+  Status wait(pkv_stream stream) const { return device_streams_.wait(stream); }
   Status check_room(int64_t num_total, int64_t num_needed, int64_t num_protected);
   TraceCounts count_for_trace() const;
   std::vector<uint32_t> order_victims() const;  // indices of the open sequences, best victim first
@@ -493,19 +579,48 @@ class Cache {
   void make_filled();  // throws std::bad_alloc
   void measure_blocks(pkv_cache_fragmentation *out);
 
+  // Tiers.
+  static std::unique_ptr<DiskFile> open_disk_file(CacheOptions *options, DiskHeader *out_header, bool *out_is_new);
+  Status create_tiers(const CacheOptions &options, std::unique_ptr<DiskFile> file, DiskHeader header, bool is_new);
+  Status check_tier(const char *what) const;
+  Status check_tiers() const;
+  void reserve_tier_hits(Sequence *sequence, int64_t num_tokens);
+  Status extend_by_tiers(Sequence *sequence, const int64_t *tokens, int64_t num_tokens);
+  void match_tiers(const Sequence &sequence, const int64_t *tokens, int64_t num_tokens);
+  void cut_tier_hits(const Sequence &sequence, const int64_t *tokens);
+  Status take_tier_hits(Sequence *sequence);
+  void evict_for_tier_hits(const Sequence &sequence);
+  Status restore_block(const Sequence &sequence, int64_t block_index, int32_t host_slot, bool was_stale);
+  Status flush_restored();
+  int64_t probe_tiers(const Chain &chain, int64_t num_hit, Hash128 previous, const int64_t *tokens,
+                      int64_t num_tokens) const;
+  void forget_in_tiers(const Hash128 &hash);
+  void drop_slots(Sequence *sequence);
+  void get_tier_stats(pkv_cache_stats *out) const;
+
   Backend *const backend_;
   const Layout layout_;
   const BlockMath block_math_;
   const bool prefix_caching_;
+  const uint32_t first_index_;      // of the sequences, in their ids
+  const uint32_t num_indices_;      // most that may be open
   const int64_t window_;            // 0: none
   const int32_t first_releasable_;  // table entries below it hold sinks
   const RopeParams rope_;
-  const std::shared_ptr<Pool> pool_;
+  const std::vector<std::unique_ptr<Shard>> shards_;  // one for each device; one of a single device
+  const pkv_shard shard_kind_;
+  DeviceStreams device_streams_;
+  std::vector<char> part_;  // of a block, on its way to or from one of several devices
+  const std::shared_ptr<Pool> pool_;  // the first one's
   const BlockHasher hasher_;
   const std::unique_ptr<EventLog> events_;  // null: nobody asks
+  std::unique_ptr<HostTier> host_tier_;  // null: none
+  std::unique_ptr<DiskTier> disk_tier_;  // null: none; writes from the host tier
+  bool resets_disk_ = false;
+  std::vector<TierHit> tier_hits_;
+  std::vector<int32_t> restored_blocks_;
   BlockStore blocks_;
   StreamTable streams_;
-  DeviceMemory scales_;  // float32 [num_layers, K | V, num_kv_heads]
   std::atomic<bool> is_failed_{false};  // kernels ask, beside a thread that mutates
 
   std::vector<std::unique_ptr<Sequence>> sequences_;  // by index; closed ones are in closed_

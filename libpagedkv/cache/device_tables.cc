@@ -40,9 +40,11 @@ class StagingWriter {
 
 }  // namespace
 
-Status DeviceArray::allocate(Backend *backend, uint64_t bytes) {
+Status DeviceArray::allocate(Backend *backend, uint64_t bytes, bool is_mapped) {
   DeviceMemory memory;
-  if (bytes > 0) PKV_TRY(backend->allocate_memory(bytes, &memory));
+  if (bytes > 0) {
+    PKV_TRY(is_mapped ? backend->allocate_mapped_memory(bytes, &memory) : backend->allocate_memory(bytes, &memory));
+  }
   reset();
   backend_ = backend;
   memory_ = memory;
@@ -59,22 +61,30 @@ void DeviceArray::reset() {
   memory_ = {};
 }
 
+int64_t SentExtent::advance(int64_t num_real, int64_t num_total) {
+  const int64_t count = num_total > padded_end_ ? num_total : std::max(num_real, std::min(real_end_, num_total));
+  padded_end_ = real_end_ > num_total ? num_total : std::max(padded_end_, num_total);
+  real_end_ = num_real;
+  return count;
+}
+
 Status DeviceTables::create(Backend *backend, int64_t max_sequences, int64_t max_tokens, int64_t num_blocks,
-                            int32_t head_dim, std::unique_ptr<DeviceTables> *out) {
+                            int32_t head_dim, bool is_mapped, std::unique_ptr<DeviceTables> *out) {
   const int64_t max_changes = std::max(kMinChanges, 2 * max_sequences);
-  std::unique_ptr<DeviceTables> tables(new DeviceTables(backend, max_changes));
+  std::unique_ptr<DeviceTables> tables(new DeviceTables(backend, max_sequences, max_changes, is_mapped));
   const uint64_t sequences = static_cast<uint64_t>(max_sequences), tokens = static_cast<uint64_t>(max_tokens);
-  PKV_TRY(tables->seq_lens_.allocate(backend, sequences * sizeof(int32_t)));
-  PKV_TRY(tables->cu_seqlens_q_.allocate(backend, (sequences + 1) * sizeof(int32_t)));
+  PKV_TRY(tables->allocate_table(sequences * sizeof(int32_t), &tables->seq_lens_));
+  PKV_TRY(tables->allocate_table((sequences + 1) * sizeof(int32_t), &tables->cu_seqlens_q_));
   PKV_TRY(backend->fill(tables->cu_seqlens_q_.as<void>(), 0, sizeof(int32_t)));  // of no sequences
-  PKV_TRY(tables->slot_mapping_.allocate(backend, tokens * sizeof(int64_t)));
-  PKV_TRY(tables->positions_.allocate(backend, tokens * sizeof(int64_t)));
+  PKV_TRY(tables->allocate_table(tokens * sizeof(int64_t), &tables->slot_mapping_));
+  PKV_TRY(tables->allocate_table(tokens * sizeof(int64_t), &tables->positions_));
   PKV_TRY(tables->block_pointers_.allocate(backend, static_cast<uint64_t>(num_blocks) * sizeof(int64_t)));
   const uint64_t workspace_bytes = backend->attend_workspace_bytes(head_dim);
   PKV_TRY(tables->workspace_.allocate(backend, workspace_bytes));
   PKV_TRY(backend->fill(tables->workspace_.as<void>(), 0, workspace_bytes));
   const uint64_t staging_bytes =
-      StagingWriter::bytes(max_sequences, sizeof(int32_t)) + StagingWriter::bytes(max_sequences + 1, sizeof(int32_t)) +
+      2 * StagingWriter::bytes(max_sequences, sizeof(int32_t)) +
+      StagingWriter::bytes(max_sequences + 1, sizeof(int32_t)) +
       2 * StagingWriter::bytes(max_tokens, sizeof(int64_t)) + StagingWriter::bytes(max_changes, sizeof(int64_t)) +
       StagingWriter::bytes(max_changes, sizeof(int32_t));
   PKV_TRY(backend->create_table_uploader(staging_bytes, &tables->uploader_));
@@ -82,49 +92,100 @@ Status DeviceTables::create(Backend *backend, int64_t max_sequences, int64_t max
   return PKV_OK;
 }
 
+Status DeviceTables::allocate_table(uint64_t bytes, DeviceArray *out) {
+  return out->allocate(backend_, bytes, is_mapped_);
+}
+
 Status DeviceTables::allocate_csr(int64_t max_sequences) {
   const uint64_t bytes = static_cast<uint64_t>(max_sequences) * sizeof(int32_t);
-  PKV_TRY(indptr_.allocate(backend_, bytes + sizeof(int32_t)));
-  PKV_TRY(last_block_len_.allocate(backend_, bytes));
+  PKV_TRY(allocate_table(bytes + sizeof(int32_t), &indptr_));
+  PKV_TRY(allocate_table(bytes, &last_block_len_));
   return backend_->fill(indptr_.as<void>(), 0, sizeof(int32_t));
 }
 
-Status DeviceTables::resize(int64_t block_table_size, int64_t num_indices) {
-  DeviceArray block_table, indices;
+Status DeviceTables::make_room(int64_t block_table_size, int64_t num_indices, Room *out) const {
   if (block_table_size > 0) {
     const uint64_t bytes = static_cast<uint64_t>(block_table_size) * sizeof(int32_t);
-    PKV_TRY(block_table.allocate(backend_, bytes));
-    PKV_TRY(backend_->fill(block_table.as<void>(), 0xff, bytes));
+    PKV_TRY(out->block_table.allocate(backend_, bytes, is_mapped_));
+    PKV_TRY(backend_->fill(out->block_table.as<void>(), 0xff, bytes));
   }
-  if (num_indices > 0) PKV_TRY(indices.allocate(backend_, static_cast<uint64_t>(num_indices) * sizeof(int32_t)));
-  if (block_table_size > 0) block_table_.swap(block_table);
-  if (num_indices > 0) indices_.swap(indices);
-  return PKV_OK;
+  if (num_indices == 0) return PKV_OK;
+  return out->indices.allocate(backend_, static_cast<uint64_t>(num_indices) * sizeof(int32_t), is_mapped_);
+}
+
+void DeviceTables::adopt_room(Room *room) noexcept {
+  if (room->block_table.as<void>() != nullptr) block_table_.swap(room->block_table);
+  if (room->indices.as<void>() != nullptr) indices_.swap(room->indices);
+}
+
+Status DeviceTables::allocate_steps(int64_t max_sequences) {
+  if (step_limits_.as<void>() != nullptr) return PKV_OK;
+  PKV_TRY(allocate_table(sizeof(uint32_t), &num_refused_));
+  return allocate_table(static_cast<uint64_t>(max_sequences) * sizeof(int32_t), &step_limits_);
+}
+
+void DeviceTables::describe_steps(AdvanceParams *out) const {
+  out->step_limits = step_limits_.as<int32_t>();
+  out->block_table = block_table_.as<int32_t>();
+  out->seq_lens = seq_lens_.as<int32_t>();
+  out->slot_mapping = slot_mapping_.as<int64_t>();
+  out->positions = positions_.as<int64_t>();
+  out->num_refused = num_refused_.as<uint32_t>();
+}
+
+Status DeviceTables::download_steps(int64_t num_sequences, pkv_stream stream, int32_t *out_seq_lens,
+                                    uint32_t *out_num_refused) const {
+  const uint64_t bytes = static_cast<uint64_t>(num_sequences) * sizeof(int32_t);
+  if (is_mapped_) {
+    PKV_TRY(backend_->wait(stream));
+    std::memcpy(out_seq_lens, seq_lens_.as<void>(), bytes);
+    std::memcpy(out_num_refused, num_refused_.as<void>(), sizeof(uint32_t));
+    return PKV_OK;
+  }
+  if (bytes > 0) PKV_TRY(backend_->download(out_seq_lens, seq_lens_.as<void>(), bytes, stream));
+  return backend_->download(out_num_refused, num_refused_.as<void>(), sizeof(uint32_t), stream);
 }
 
 Status DeviceTables::upload_block_pointers(const int64_t *pointers, int64_t count) {
   return backend_->upload(block_pointers_.as<int64_t>(), pointers, static_cast<uint64_t>(count) * sizeof(int64_t));
 }
 
-Status DeviceTables::upload(const StepTables &host, const std::vector<TableChange> &changes, pkv_stream stream) {
+Status DeviceTables::upload(const StepTables &host, int64_t num_items, const std::vector<TableChange> &changes,
+                            const int32_t *step_limits, pkv_stream stream) {
+  const int64_t num_sequences = host.num_sequences, num_changes = static_cast<int64_t>(changes.size());
+  const int64_t num_real_tokens = host.cu_seqlens_q[num_sequences];
+  UploadTablesParams params = {};
+  params.num_seq_lens = sent_sequences_.advance(num_items, num_sequences);
+  params.num_tokens = sent_tokens_.advance(num_real_tokens, host.num_tokens);
+  if (num_sequences >= num_sent_cu_seqlens_q_ ||
+      !std::equal(host.cu_seqlens_q, host.cu_seqlens_q + num_sequences + 1, sent_cu_seqlens_q_.begin())) {
+    params.num_cu_seqlens_q = num_sent_cu_seqlens_q_ = num_sequences + 1;
+    std::copy_n(host.cu_seqlens_q, num_sequences + 1, sent_cu_seqlens_q_.begin());
+  }
+  params.num_step_limits = step_limits == nullptr ? 0 : num_sequences;
+  uploaded_bytes_ = static_cast<uint64_t>(params.num_seq_lens + params.num_cu_seqlens_q + params.num_step_limits) *
+                        sizeof(int32_t) +
+                    static_cast<uint64_t>(params.num_tokens) * 2 * sizeof(int64_t) +
+                    static_cast<uint64_t>(num_changes) * (sizeof(int64_t) + sizeof(int32_t));
+  params.to_seq_lens = seq_lens_.as<int32_t>();
+  params.to_cu_seqlens_q = cu_seqlens_q_.as<int32_t>();
+  params.to_slot_mapping = slot_mapping_.as<int64_t>();
+  params.to_positions = positions_.as<int64_t>();
+  params.to_block_table = block_table_.as<int32_t>();
+  params.to_step_limits = step_limits_.as<int32_t>();
+  params.to_num_refused = step_limits == nullptr ? nullptr : num_refused_.as<uint32_t>();
   int64_t num_done = 0;
-  const int64_t num_changes = static_cast<int64_t>(changes.size());
   do {
     // The arrays travel with the first slot; what changes do not fit follow in further ones.
-    const bool is_first = num_done == 0;
     char *staging = nullptr;
     PKV_TRY(uploader_->acquire(&staging));
     StagingWriter writer(staging);
-    UploadTablesParams params = {};
-    params.num_sequences = is_first ? host.num_sequences : -1;
-    params.num_tokens = is_first ? host.num_tokens : 0;
+    params.seq_lens = writer.write(host.seq_lens, params.num_seq_lens);
+    params.cu_seqlens_q = writer.write(host.cu_seqlens_q, params.num_cu_seqlens_q);
+    params.slot_mapping = writer.write(host.slot_mapping, params.num_tokens);
+    params.positions = writer.write(host.positions, params.num_tokens);
+    params.step_limits = writer.write(step_limits, params.num_step_limits);
     params.num_changes = std::min(num_changes - num_done, max_changes_);
-    if (is_first) {
-      params.seq_lens = writer.write(host.seq_lens, host.num_sequences);
-      params.cu_seqlens_q = writer.write(host.cu_seqlens_q, host.num_sequences + 1);
-      params.slot_mapping = writer.write(host.slot_mapping, host.num_tokens);
-      params.positions = writer.write(host.positions, host.num_tokens);
-    }
     int64_t *indices = writer.take<int64_t>(params.num_changes);
     int32_t *values = writer.take<int32_t>(params.num_changes);
     for (int64_t i = 0; i < params.num_changes; ++i) {
@@ -133,13 +194,10 @@ Status DeviceTables::upload(const StepTables &host, const std::vector<TableChang
     }
     params.change_indices = indices;
     params.change_values = values;
-    params.to_seq_lens = seq_lens_.as<int32_t>();
-    params.to_cu_seqlens_q = cu_seqlens_q_.as<int32_t>();
-    params.to_slot_mapping = slot_mapping_.as<int64_t>();
-    params.to_positions = positions_.as<int64_t>();
-    params.to_block_table = block_table_.as<int32_t>();
     PKV_TRY(uploader_->submit(params, stream));
     num_done += params.num_changes;
+    params.num_seq_lens = params.num_cu_seqlens_q = params.num_tokens = params.num_step_limits = 0;
+    params.to_num_refused = nullptr;
   } while (num_done < num_changes);
   return PKV_OK;
 }

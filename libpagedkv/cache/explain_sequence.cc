@@ -9,7 +9,7 @@ namespace pkv {
 
 Status Cache::explain_sequence(pkv_sequence id, std::string *out) const {
   Sequence *found = nullptr;
-  PKV_TRY(find(id, &found));
+  PKV_TRY(find_any(id, &found));
   const Sequence &sequence = *found;
   const int64_t num_used = divide_up(sequence.length, layout_.block_size());
   int64_t num_own = 0, num_shared = 0, num_registered = 0, num_released = 0;
@@ -65,7 +65,9 @@ Status Cache::explain_sequence(pkv_sequence id, std::string *out) const {
   json.end_array();
   json.key("victim_order").value(int64_t{place});
   json.key("num_sequences").value(static_cast<int64_t>(order.size()));
-  json.key("why").value(num_own == 0 ? "closing it frees nothing: all of its blocks are shared, or it has none"
+  json.key("is_offloaded").value(sequence.is_offloaded);
+  json.key("why").value(sequence.is_offloaded ? "offloaded: its blocks are in the host tier, restore() brings them back"
+                        : num_own == 0 ? "closing it frees nothing: all of its blocks are shared, or it has none"
                         : place == 0 ? "the first victim"
                                      : "others are victims before it: of a lower priority, or first by the policy");
   json.end_object();

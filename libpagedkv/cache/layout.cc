@@ -97,6 +97,12 @@ Status Layout::create(const pkv_layout &description, Layout *out) {
   return PKV_OK;
 }
 
+Status Layout::cut(int32_t num_layers, int32_t num_kv_heads, Layout *out) const {
+  const pkv_layer_group group = {sizeof group, num_layers, num_kv_heads, head_dim_, v_head_dim_, dtype_, order_,
+                                 kv_scales_};
+  return create({sizeof(pkv_layout), block_size_, 1, &group}, out);
+}
+
 uint64_t Layout::token_bytes() const {
   return static_cast<uint64_t>(num_layers_) * static_cast<uint64_t>(num_kv_heads_) *
          static_cast<uint64_t>(head_dim_ + v_head_dim_) * static_cast<uint64_t>(dtype_bytes(dtype_));

@@ -13,6 +13,9 @@ class Layout {
   // Checks a description of the ABI; the pointers in it are not kept.
   static Status create(const pkv_layout &description, Layout *out);
 
+  // The same of fewer layers and heads.
+  Status cut(int32_t num_layers, int32_t num_kv_heads, Layout *out) const;
+
   int32_t block_size() const { return block_size_; }
   int32_t num_layers() const { return num_layers_; }
   int32_t num_kv_heads() const { return num_kv_heads_; }

@@ -27,8 +27,16 @@ Status Cache::probe(const int64_t *tokens, int64_t num_tokens, const pkv_open_op
   if (prefix_caching_ && num_tokens > 0) {
     find_prefix(chain, kNoBlock, tokens, 0, (num_tokens - 1) / layout_.block_size(), &found);
   }
-  const int64_t num_hit = static_cast<int64_t>(found.size());
+  int64_t num_hit = static_cast<int64_t>(found.size());
   int32_t partial_block = kNoBlock;
+  if (host_tier_ != nullptr && prefix_caching_) {
+    const Hash128 previous = found.empty() ? Hash128() : blocks_.record(found.back()).hash;
+    const int64_t num_reached = probe_tiers(chain, num_hit, previous, tokens, num_tokens);
+    if (num_reached > num_hit) {
+      *out_num_cached = num_reached * layout_.block_size();
+      return PKV_OK;
+    }
+  }
   *out_num_cached = num_hit * layout_.block_size() +
                     find_partial(chain, found.empty() ? Hash128() : blocks_.record(found.back()).hash, num_hit, tokens,
                                  num_tokens, &partial_block);
@@ -56,7 +64,8 @@ Status Cache::invalidate_namespace(uint64_t id, int64_t *out_count) {
   *out_count = 0;
   Namespaces &namespaces = blocks_.namespaces();
   // Blocks of other namespaces may pass through one that nothing else refers to.
-  const uint32_t index = has_regions_ ? namespaces.find_or_create(id) : namespaces.find(id);
+  // Tiers keep blocks of namespaces that are not there any more.
+  const uint32_t index = has_regions_ || host_tier_ != nullptr ? namespaces.find_or_create(id) : namespaces.find(id);
   if (index == kNoNamespace) return PKV_OK;
   // What is left in other namespaces, once those blocks are gone, and could never be hit again.
   std::vector<bool> is_kept;
@@ -85,6 +94,8 @@ Status Cache::invalidate_namespace(uint64_t id, int64_t *out_count) {
     }
     *out_count += blocks_.forget_all_but(is_kept);
   }
+  if (host_tier_ != nullptr) host_tier_->invalidate(id);
+  if (disk_tier_ != nullptr) disk_tier_->invalidate(id);
   ++serial_;
   publish();
   return PKV_OK;

@@ -13,6 +13,9 @@ constexpr int64_t kCallsPerCheckpoint = 256;
 Status Cache::start_trace(const char *path, TraceHeader header) {
   pkv_cache_stats stats = {};
   get_stats(&stats);
+  if (host_tier_ != nullptr) {
+    return fail(PKV_UNSUPPORTED, "a cache with a host tier cannot be recorded: what it finds depends on measured rates");
+  }
   if (trace_.is_recording()) return fail(PKV_BUSY, "calls are being recorded already");
   if (stats.num_sequences > 0) return fail(PKV_BUSY, "%" PRId64 " sequences are open", stats.num_sequences);
   if (stats.num_transfers > 0) return fail(PKV_BUSY, "%" PRId64 " transfers are open", stats.num_transfers);

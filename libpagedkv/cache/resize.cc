@@ -9,6 +9,9 @@
 namespace pkv {
 
 Status Cache::begin_resize(int64_t num_blocks, ResizePlan *plan) {
+  if (has_several_devices()) {
+    return fail(PKV_UNSUPPORTED, "resize: the cache has %d devices", num_devices());
+  }
   if (num_blocks < 1 || num_blocks > kMaxBlocks) {
     return fail(PKV_INVALID_ARGUMENT, "num_blocks is %" PRId64 ", not in 1 to %" PRId64, num_blocks, kMaxBlocks);
   }

@@ -66,13 +66,16 @@ struct History {
 
 struct Sequence : History {
   uint32_t generation = 1;
-  bool is_open = false;
+  bool is_open = false;       // has its blocks on the device
+  bool is_offloaded = false;  // has them in the host tier; not is_open
   int32_t priority = 0;
   uint64_t tag = 0;
   Chain chain;
   uint32_t level = 0;  // of retention, by its priority
 
   SharedArray<int32_t> table;  // [capacity]; the first num_blocks are in use
+
+  std::vector<int32_t> slots;  // if is_offloaded: of the host tier, for each table entry
 
   // table_version changes when an entry that a batch may have seen is replaced or cut off (entries that the window
   // releases apart: released_end tells); change_serial is the cache's serial number of the last call that changed the

@@ -16,7 +16,7 @@ Status name_item(Status status, int64_t i) { return fail(status, "sequences[%" P
 
 }  // namespace
 
-Status Cache::find_all(const pkv_sequence *ids, int64_t num_sequences) {
+Status Cache::find_all(const pkv_sequence *ids, int64_t num_sequences, bool takes_offloaded) {
   PKV_TRY(check_count("num_sequences", num_sequences));
   // A sequence may stand once in a call: more than are open are one too many, and are not read.
   const int64_t count = std::min<int64_t>(num_sequences, num_open_ + 1);
@@ -25,7 +25,9 @@ Status Cache::find_all(const pkv_sequence *ids, int64_t num_sequences) {
   ++plan_serial_;
   for (int64_t i = 0; i < count; ++i) {
     Sequence *sequence = nullptr;
-    if (find(ids[i], &sequence) != PKV_OK) {
+    const Status status = takes_offloaded ? find_any(ids[i], &sequence) : find(ids[i], &sequence);
+    if (status == PKV_BUSY) return name_item(status, i);
+    if (status != PKV_OK) {
       return fail(PKV_NOT_FOUND, "sequences[%" PRId64 "] is %#" PRIx64 ", which is not open", i, ids[i]);
     }
     if (sequence->plan_mark == plan_serial_) {
@@ -59,7 +61,7 @@ Status Cache::plan_opens(const int64_t *tokens, const int64_t *counts, int64_t n
 }
 
 Status Cache::open_many(const int64_t *tokens, int64_t num_tokens, const int64_t *counts, int64_t num_sequences,
-                        const pkv_open_options *options, pkv_sequence *out, int64_t *out_num_cached) {
+                        const pkv_open_options *options, pkv_sequence *out, int64_t *out_num_cached, Extent extent) {
   PKV_TRY(check_usable());
   PKV_TRY(check_counts("counts", counts, num_sequences, num_tokens));
   PKV_TRY(check_known_tokens(tokens, num_tokens));
@@ -71,11 +73,22 @@ Status Cache::open_many(const int64_t *tokens, int64_t num_tokens, const int64_t
     publish();  // gives back namespaces that are new
     return status;
   }
+  if (extent == Extent::kChecks) {
+    for (const OpenItem &item : open_items_) blocks_.eviction().release_level(item.sequence->level);
+    publish();
+    return PKV_OK;
+  }
   const int32_t *blocks = flat_blocks_.data();
   for (int64_t i = 0; i < num_sequences; ++i) {
+    finish_open(open_items_[i], blocks, counts[i]);
+    blocks += open_items_[i].num_hit;
+  }
+  // All of them hold what they hit before the first takes blocks for what it restores.
+  for (int64_t i = 0; i < num_sequences && host_tier_ != nullptr; tokens += counts[i++]) {
+    PKV_TRY(extend_by_tiers(open_items_[i].sequence, tokens, counts[i]));
+  }
+  for (int64_t i = 0; i < num_sequences; ++i) {
     const OpenItem &item = open_items_[i];
-    finish_open(item, blocks, counts[i]);
-    blocks += item.num_hit;
     out[i] = item.id;
     if (out_num_cached != nullptr) out_num_cached[i] = item.sequence->length;
   }
@@ -83,7 +96,8 @@ Status Cache::open_many(const int64_t *tokens, int64_t num_tokens, const int64_t
   return PKV_OK;
 }
 
-Status Cache::fork_many(const pkv_sequence *ids, const int64_t *lengths, int64_t num_sequences, pkv_sequence *out) {
+Status Cache::fork_many(const pkv_sequence *ids, const int64_t *lengths, int64_t num_sequences, pkv_sequence *out,
+                        Extent extent) {
   PKV_TRY(check_usable());
   PKV_TRY(check_count("num_sequences", num_sequences));
   found_.clear();
@@ -103,6 +117,7 @@ Status Cache::fork_many(const pkv_sequence *ids, const int64_t *lengths, int64_t
     ensure_table(child, divide_up(numbers_[i], layout_.block_size()));
     child->chain = found_[i]->chain;
   }
+  if (extent == Extent::kChecks) return PKV_OK;
   for (int64_t i = 0; i < num_sequences; ++i) {
     Sequence *child = closed_record(0, &out[i]);
     finish_fork(*found_[i], numbers_[i], child);
@@ -114,7 +129,7 @@ Status Cache::fork_many(const pkv_sequence *ids, const int64_t *lengths, int64_t
 // Names are written as they are checked, so that what one sequence names binds the next one that shares its block; a
 // refusal puts back what stood there.
 Status Cache::commit_many(const pkv_sequence *ids, const int64_t *counts, int64_t num_sequences, const int64_t *tokens,
-                          int64_t num_tokens) {
+                          int64_t num_tokens, Extent extent) {
   PKV_TRY(check_usable());
   PKV_TRY(find_all(ids, num_sequences));
   PKV_TRY(check_counts("counts", counts, num_sequences, num_tokens));
@@ -128,15 +143,18 @@ Status Cache::commit_many(const pkv_sequence *ids, const int64_t *counts, int64_
   }
   numbers_.clear();
   numbers_.reserve(static_cast<size_t>(num_needed));
+  const auto take_back = [&](int64_t end) {  // what the sequences before `end` were given
+    for (int64_t k = end; k-- > 0;) {
+      for (int64_t j = counts[k]; j-- > 0; numbers_.pop_back()) {
+        entry_at(*found_[k], found_[k]->settled_length + j) = numbers_.back();
+      }
+    }
+  };
   const int64_t *names = tokens;
   for (int64_t i = 0; i < num_sequences; names += counts[i++]) {
     const Sequence &sequence = *found_[i];
     if (const Status status = check_commit(sequence, names, counts[i]); status != PKV_OK) {
-      for (int64_t k = i; k-- > 0;) {
-        for (int64_t j = counts[k]; j-- > 0; numbers_.pop_back()) {
-          entry_at(*found_[k], found_[k]->settled_length + j) = numbers_.back();
-        }
-      }
+      take_back(i);
       return name_item(status, i);
     }
     for (int64_t j = 0; j < counts[i]; ++j) {
@@ -144,6 +162,10 @@ Status Cache::commit_many(const pkv_sequence *ids, const int64_t *counts, int64_
       numbers_.push_back(entry);
       entry = names[j];
     }
+  }
+  if (extent == Extent::kChecks) {
+    take_back(num_sequences);
+    return PKV_OK;
   }
   for (Sequence *sequence : found_) {
     settle(sequence, 0, nullptr);
@@ -154,7 +176,7 @@ Status Cache::commit_many(const pkv_sequence *ids, const int64_t *counts, int64_
   return PKV_OK;
 }
 
-Status Cache::truncate_many(const pkv_sequence *ids, const int64_t *lengths, int64_t num_sequences) {
+Status Cache::truncate_many(const pkv_sequence *ids, const int64_t *lengths, int64_t num_sequences, Extent extent) {
   PKV_TRY(check_usable());
   PKV_TRY(find_all(ids, num_sequences));
   for (int64_t i = 0; i < num_sequences; ++i) {
@@ -165,6 +187,7 @@ Status Cache::truncate_many(const pkv_sequence *ids, const int64_t *lengths, int
     }
     if (const Status status = check_cut(sequence, lengths[i]); status != PKV_OK) return name_item(status, i);
   }
+  if (extent == Extent::kChecks) return PKV_OK;
   for (int64_t i = 0; i < num_sequences; ++i) {
     cut(found_[i], lengths[i]);
     found_[i]->change_serial = ++serial_;
@@ -173,13 +196,14 @@ Status Cache::truncate_many(const pkv_sequence *ids, const int64_t *lengths, int
   return PKV_OK;
 }
 
-Status Cache::close_many(const pkv_sequence *ids, int64_t num_sequences, pkv_stream stream) {
-  PKV_TRY(find_all(ids, num_sequences));
+Status Cache::close_many(const pkv_sequence *ids, int64_t num_sequences, pkv_stream stream, Extent extent) {
+  PKV_TRY(find_all(ids, num_sequences, true));
+  if (extent == Extent::kChecks) return PKV_OK;
   return close_found(ids, found_.data(), num_sequences, stream);
 }
 
 // The new tables are put together beside the old ones; their blocks are held before any is given back.
-Status Cache::reorder(const pkv_sequence *ids, const int64_t *sources, int64_t num_sequences) {
+Status Cache::reorder(const pkv_sequence *ids, const int64_t *sources, int64_t num_sequences, Extent extent) {
   PKV_TRY(check_usable());
   PKV_TRY(find_all(ids, num_sequences));
   const int32_t block_size = layout_.block_size();
@@ -201,6 +225,7 @@ Status Cache::reorder(const pkv_sequence *ids, const int64_t *sources, int64_t n
     ensure_table(found_[i], divide_up(found_[sources[i]]->length, block_size));
     chains_[i] = found_[sources[i]]->chain;
   }
+  if (extent == Extent::kChecks) return PKV_OK;
 
   for (int64_t i = 0; i < num_sequences; ++i) {
     const Sequence &source = *found_[sources[i]];

@@ -10,12 +10,15 @@
 namespace pkv {
 
 Status Cache::find(pkv_sequence id, Sequence **out) const {
-  const uint64_t index = id & 0xffffffffu;
+  const uint32_t index = index_of(id);
   if (index < sequences_.size()) {
     Sequence *sequence = sequences_[index].get();
     if (sequence->is_open && sequence->generation == id >> 32) {
       *out = sequence;
       return PKV_OK;
+    }
+    if (sequence->is_offloaded && sequence->generation == id >> 32) {
+      return fail(PKV_BUSY, "sequence %#" PRIx64 " is offloaded: restore it first", id);
     }
   }
   return fail(PKV_NOT_FOUND, "sequence %#" PRIx64 " is not open", id);
@@ -24,7 +27,7 @@ Status Cache::find(pkv_sequence id, Sequence **out) const {
 // A record is opened by taking it off closed_, which cannot fail; and closed_ has room for every record there is.
 Status Cache::make_records(int64_t count) {
   while (static_cast<int64_t>(closed_.size()) < count) {
-    if (sequences_.size() >= UINT32_MAX) return fail(PKV_OUT_OF_MEMORY, "%zu sequences are open", sequences_.size());
+    if (sequences_.size() >= num_indices_) return fail(PKV_OUT_OF_MEMORY, "%zu sequences are open", sequences_.size());
     if (closed_.capacity() <= sequences_.size()) closed_.reserve(2 * sequences_.size() + 16);
     sequences_.push_back(std::make_unique<Sequence>());
     closed_.push_back(static_cast<uint32_t>(sequences_.size() - 1));
@@ -35,7 +38,7 @@ Status Cache::make_records(int64_t count) {
 Sequence *Cache::closed_record(int64_t i, pkv_sequence *out_id) const {
   const uint32_t index = closed_[closed_.size() - 1 - static_cast<size_t>(i)];
   Sequence *sequence = sequences_[index].get();
-  *out_id = (static_cast<uint64_t>(sequence->generation) << 32) | index;
+  *out_id = id_of(index);
   return sequence;
 }
 
@@ -115,6 +118,7 @@ Status Cache::plan_open(int64_t i, const int64_t *tokens, int64_t num_tokens, co
   match_prefix(*sequence, tokens, num_tokens, &item->num_hit);
   match_partial(*sequence, tokens, num_tokens, item);
   ensure_table(sequence, item->num_hit + 1);
+  if (host_tier_ != nullptr) reserve_tier_hits(sequence, num_tokens);
   return PKV_OK;
 }
 
@@ -148,6 +152,7 @@ Status Cache::open(const int64_t *tokens, int64_t num_tokens, const pkv_open_opt
   PKV_TRY(plan_open(0, tokens, num_tokens, options, &item));
   acquire_level(item.sequence);
   finish_open(item, matched_.data(), num_tokens);
+  if (host_tier_ != nullptr) PKV_TRY(extend_by_tiers(item.sequence, tokens, num_tokens));
   publish();
   *out = item.id;
   *out_num_cached = item.sequence->length;
@@ -184,6 +189,10 @@ Status Cache::rematch(pkv_sequence id, const int64_t *tokens, int64_t num_tokens
                   tokens[i], taken);
     }
   }
+  if (host_tier_ != nullptr) {
+    expire();
+    reserve_tier_hits(sequence, num_tokens);
+  }
   OpenItem item = {};
   item.sequence = sequence;
   match_prefix(*sequence, tokens, num_tokens, &item.num_hit);
@@ -195,6 +204,7 @@ Status Cache::rematch(pkv_sequence id, const int64_t *tokens, int64_t num_tokens
     take_prefix(sequence, matched_.data(), item);
     count_hit(*sequence, sequence->length - old_length, item.partial_tokens - old_partial);
   }
+  if (host_tier_ != nullptr) PKV_TRY(extend_by_tiers(sequence, tokens, num_tokens));
   *out_num_cached = sequence->num_cached_tokens;
   finish_call(sequence);
   return PKV_OK;
@@ -361,6 +371,7 @@ Status Cache::truncate(pkv_sequence id, int64_t length) {
 }
 
 void Cache::finish_close(Sequence *sequence, uint32_t index) {
+  if (sequence->is_offloaded) drop_slots(sequence);
   cut_table(sequence, 0);
   streams_.leave(sequence->stream_slot);
   sequence->stream_slot = kNoStream;
@@ -383,7 +394,7 @@ Status Cache::close_found(const pkv_sequence *ids, Sequence *const *sequences, i
   }
   for (int64_t i = 0; i < num_sequences; ++i) {
     if (slot != kNoStream) set_stream(sequences[i], stream, slot);
-    finish_close(sequences[i], static_cast<uint32_t>(ids[i] & 0xffffffffu));
+    finish_close(sequences[i], index_of(ids[i]));
   }
   publish();
   return record_ended_streams();
@@ -391,13 +402,13 @@ Status Cache::close_found(const pkv_sequence *ids, Sequence *const *sequences, i
 
 Status Cache::close(pkv_sequence id, pkv_stream stream) {
   Sequence *sequence = nullptr;
-  PKV_TRY(find(id, &sequence));
+  PKV_TRY(find_any(id, &sequence));
   return close_found(&id, &sequence, 1, stream);
 }
 
 Status Cache::get_info(pkv_sequence id, pkv_sequence_info *out) const {
   Sequence *sequence = nullptr;
-  PKV_TRY(find(id, &sequence));
+  PKV_TRY(find_any(id, &sequence));
   out->length = sequence->length;
   out->settled_length = sequence->settled_length;
   out->num_cached_tokens = sequence->num_cached_tokens;
@@ -405,12 +416,13 @@ Status Cache::get_info(pkv_sequence id, pkv_sequence_info *out) const {
   out->namespace_id = sequence->chain.first.id;
   out->priority = sequence->priority;
   out->tag = sequence->tag;
+  out->is_offloaded = sequence->is_offloaded;
   return PKV_OK;
 }
 
 Status Cache::get_blocks(pkv_sequence id, pkv_array *out) const {
   Sequence *sequence = nullptr;
-  PKV_TRY(find(id, &sequence));
+  PKV_TRY(find_any(id, &sequence));
   if (sequence->table.size() == 0) sequence->table = SharedArray<int32_t>(1);  // a view needs something to keep
   *out = {};
   out->data = sequence->table.data();

@@ -46,6 +46,25 @@ Status Cache::load_sequence(const pkv_snapshot_io &io, const pkv_open_options *o
   SnapshotSource source(io);
   PKV_TRY(read_snapshot(kSnapshotSequence, layout_, &source, &snapshot));
   PKV_TRY(check_scales(snapshot));
+  std::vector<char> block_memory(layout_.block_bytes());
+  part_.reserve(layout_.block_bytes());
+  const auto fill = [&](const int32_t *blocks, int64_t first, int64_t count) -> Status {
+    for (int64_t i = first; i < first + count; ++i) {
+      const int64_t start = i * layout_.block_size();
+      const int64_t num_rows = std::min<int64_t>(layout_.block_size(), snapshot.length - start);
+      const int64_t last = (start + num_rows - 1) / snapshot.block_size;
+      fill_block(snapshot, layout_, last, last, start, num_rows, block_memory.data());
+      PKV_TRY(upload_block(blocks[i - first], block_memory));
+    }
+    return PKV_OK;
+  };
+  return restore_sequence(snapshot, options, stream, fill, out);
+}
+
+// Opens a sequence with the tokens of a snapshot. fill(blocks, first, count) gives table entries [first, first + count),
+// now these blocks, their K and V.
+Status Cache::restore_sequence(const Snapshot &snapshot, const pkv_open_options *options, pkv_stream stream,
+                               const FillBlocks &fill, pkv_sequence *out) {
   pkv_open_options saved = {};
   if (options == nullptr) {
     saved.namespace_id = snapshot.namespace_id;
@@ -70,7 +89,6 @@ Status Cache::load_sequence(const pkv_snapshot_io &io, const pkv_open_options *o
   for (const int32_t block : matched_) num_protected += blocks_.is_cached(block);
   PKV_TRY(check_room(num_total, num_total - num_hit, num_protected));
   ensure_table(sequence, num_total);
-  std::vector<char> block_memory(layout_.block_bytes());
   if (blocks_.namespaces().has_quotas()) {
     quota_evictions_.clear();
     // Cached ones will be held, as new ones are; but they are counted already.
@@ -86,7 +104,7 @@ Status Cache::load_sequence(const pkv_snapshot_io &io, const pkv_open_options *o
   }
   StreamSlot slot = kNoStream;
   PKV_TRY(begin_stream(stream, &slot));
-  PKV_TRY(backend_->wait(stream));
+  PKV_TRY(wait(stream));
   sequence->priority = options->priority;
   acquire_level(sequence);
 
@@ -109,12 +127,10 @@ Status Cache::load_sequence(const pkv_snapshot_io &io, const pkv_open_options *o
     const int32_t block = sequence->table[i];
     const int64_t start = i * block_size, count = std::min<int64_t>(block_size, snapshot.length - start);
     std::memcpy(blocks_.tokens(block), snapshot.tokens.data() + start, sizeof(int64_t) * static_cast<size_t>(count));
-    const int64_t last = (start + count - 1) / snapshot.block_size;
-    fill_block(snapshot, layout_, last, last, start, count, block_memory.data());
-    status = upload_block(block, block_memory);
   }
+  if (status == PKV_OK) status = fill(sequence->table.data() + num_hit, num_hit, num_total - num_hit);
   if (status != PKV_OK) {
-    finish_close(sequence, static_cast<uint32_t>(id & 0xffffffffu));  // nobody else knows it
+    finish_close(sequence, index_of(id));  // nobody else knows it
     return mark_failed(status);
   }
   settle(sequence, 0, nullptr);
@@ -125,9 +141,13 @@ Status Cache::load_sequence(const pkv_snapshot_io &io, const pkv_open_options *o
 }
 
 Status Cache::upload_block(int32_t block, const std::vector<char> &bytes) {
-  char *address = static_cast<char *>(pool_->base()) + static_cast<uint64_t>(block) * layout_.block_bytes();
-  PKV_TRY(backend_->upload(address, bytes.data(), bytes.size()));
   monitor_.loaded_bytes.add(bytes.size());
+  if (!has_several_devices()) return backend_->upload(shard(0).block_address(block), bytes.data(), bytes.size());
+  for (const auto &shard : shards_) {
+    part_.resize(shard->plan.layout.block_bytes());
+    cut_block(layout_, shard->plan, bytes.data(), part_.data());
+    PKV_TRY(shard->backend->upload(shard->block_address(block), part_.data(), part_.size()));
+  }
   return PKV_OK;
 }
 
@@ -224,9 +244,10 @@ Status Cache::load_prefixes(const pkv_snapshot_io &io, pkv_stream stream, int64_
   PKV_TRY(check_tree_quotas(tree));
   std::vector<int32_t> blocks(tree.size()), new_blocks(static_cast<size_t>(num_needed));
   std::vector<char> block_memory(layout_.block_bytes());
+  part_.reserve(layout_.block_bytes());
   StreamSlot slot = kNoStream;
   PKV_TRY(begin_stream(stream, &slot));
-  PKV_TRY(backend_->wait(stream));
+  PKV_TRY(wait(stream));
 
   for (const TreeBlock &node : tree) {
     if (node.block != kNoBlock) blocks_.hit(&node.block, 1);

@@ -12,7 +12,7 @@ Status Cache::check_snapshot_stream(pkv_stream stream) const {
   if (stream == PKV_STREAM_OF_SEQUENCE) {
     return fail(PKV_INVALID_ARGUMENT, "stream is PKV_STREAM_OF_SEQUENCE, but there is no sequence yet");
   }
-  return backend_->check_not_capturing(stream);
+  return check_not_capturing(stream);
 }
 
 // As in a snapshot: [num_layers, K | V, num_kv_heads], or empty.
@@ -20,32 +20,52 @@ Status Cache::read_scales(std::vector<float> *out) const {
   out->clear();
   if (!has_static_scales(layout_)) return PKV_OK;
   out->resize(2 * static_cast<size_t>(layout_.num_layers()) * static_cast<size_t>(layout_.num_kv_heads()));
-  return backend_->download(out->data(), scales_.base, out->size() * sizeof(float), nullptr);
+  for (const auto &shard : shards_) {
+    const size_t num_layers = static_cast<size_t>(shard->plan.layout.num_layers());
+    const size_t num_heads = static_cast<size_t>(shard->plan.layout.num_kv_heads());
+    std::vector<float> part(2 * num_layers * num_heads);
+    PKV_TRY(shard->backend->download(part.data(), shard->scales.as<float>(), part.size() * sizeof(float), nullptr));
+    for (size_t i = 0; i < 2 * num_layers; ++i) {  // a layer's K, or V
+      const size_t row = 2 * static_cast<size_t>(shard->plan.first_layer) + i;
+      std::copy_n(part.data() + i * num_heads, num_heads,
+                  out->data() + row * static_cast<size_t>(layout_.num_kv_heads()) + shard->plan.first_kv_head);
+    }
+  }
+  return PKV_OK;
 }
 
 Status Cache::write_blocks(const Snapshot &snapshot, const int32_t *blocks, pkv_stream stream, SnapshotSink *sink) {
-  const uint64_t block_bytes = layout_.block_bytes(), row_bytes = snapshot_row_bytes(layout_);
-  std::vector<char> block(block_bytes), rows(static_cast<size_t>(layout_.block_size()) * row_bytes);
+  const uint64_t row_bytes = snapshot_row_bytes(layout_);
+  std::vector<char> block(layout_.block_bytes()), rows(static_cast<size_t>(layout_.block_size()) * row_bytes);
   for (int64_t i = 0; i < snapshot.num_blocks(); ++i) {
-    const char *address = static_cast<const char *>(pool_->base()) + static_cast<uint64_t>(blocks[i]) * block_bytes;
-    PKV_TRY(backend_->download(block.data(), address, block_bytes, stream));
+    PKV_TRY(download_block(blocks[i], stream, &block));
     const int64_t count = snapshot.count_rows(i);
     pack_rows(layout_, block.data(), count, rows.data());
     PKV_TRY(write_block(i, rows.data(), static_cast<size_t>(count) * row_bytes, sink));
   }
   PKV_TRY(sink->finish());
-  monitor_.saved_bytes.add(static_cast<uint64_t>(snapshot.num_blocks()) * block_bytes);
+  monitor_.saved_bytes.add(static_cast<uint64_t>(snapshot.num_blocks()) * layout_.block_bytes());
   return PKV_OK;
 }
 
-Status Cache::save_sequence(pkv_sequence id, const pkv_snapshot_io &io, pkv_stream stream) {
-  PKV_TRY(check_usable());
-  Sequence *sequence = nullptr;
-  PKV_TRY(find(id, &sequence));
-  if (stream == PKV_STREAM_OF_SEQUENCE) stream = sequence->stream;
-  PKV_TRY(check_snapshot_stream(stream));
+// Of several devices, the parts joined.
+Status Cache::download_block(int32_t block, pkv_stream stream, std::vector<char> *out) {
+  if (!has_several_devices()) {
+    return backend_->download(out->data(), shard(0).block_address(block), out->size(), stream);
+  }
+  for (int32_t i = 0; i < num_devices(); ++i) {
+    part_.resize(shard(i).plan.layout.block_bytes());
+    PKV_TRY(shard(i).backend->download(part_.data(), shard(i).block_address(block), part_.size(), stream_of(stream, i)));
+    join_block(layout_, shard(i).plan, part_.data(), out->data());
+  }
+  return PKV_OK;
+}
+
+// A sequence, but for K and V. UNSUPPORTED where those are not whole or not exact.
+Status Cache::describe_sequence(const Sequence &described, Snapshot *out) const {
+  const Sequence *sequence = &described;
+  Snapshot &snapshot = *out;
   const int32_t block_size = layout_.block_size();
-  Snapshot snapshot;
   snapshot.kind = kSnapshotSequence;
   snapshot.block_size = block_size;
   snapshot.namespace_id = sequence->chain.first.id;
@@ -72,6 +92,17 @@ Status Cache::save_sequence(pkv_sequence id, const pkv_snapshot_io &io, pkv_stre
     const int64_t *row = blocks_.tokens(block);
     std::copy(row, row + snapshot.count_rows(start / block_size), snapshot.tokens.data() + start);
   }
+  return PKV_OK;
+}
+
+Status Cache::save_sequence(pkv_sequence id, const pkv_snapshot_io &io, pkv_stream stream) {
+  PKV_TRY(check_usable());
+  Sequence *sequence = nullptr;
+  PKV_TRY(find(id, &sequence));
+  if (stream == PKV_STREAM_OF_SEQUENCE) stream = sequence->stream;
+  PKV_TRY(check_snapshot_stream(stream));
+  Snapshot snapshot;
+  PKV_TRY(describe_sequence(*sequence, &snapshot));
   snapshot.has_scales = has_static_scales(layout_);
   PKV_TRY(read_scales(&snapshot.scales));
   SnapshotSink sink(io);

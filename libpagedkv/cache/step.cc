@@ -7,24 +7,9 @@
 #include "base/ranges.h"
 #include "base/tokens.h"
 #include "cache/cache.h"
+#include "cache/token_checks.h"
 
 namespace pkv {
-namespace {
-
-Status check_step_tokens(const int64_t *tokens, int64_t num_tokens, bool *out_are_known) {
-  *out_are_known = combine_signs(tokens, num_tokens) >= 0;
-  if (*out_are_known) return PKV_OK;
-  int64_t smallest = 0;
-  for (int64_t i = 0; i < num_tokens; ++i) smallest = std::min(smallest, tokens[i]);
-  if (smallest >= kUnknownToken) return PKV_OK;
-  int64_t i = 0;
-  while (tokens[i] >= kUnknownToken) ++i;
-  return fail(PKV_INVALID_ARGUMENT, "tokens[%" PRId64 "] is %" PRId64 ", neither a token nor -1 (unknown)", i,
-              tokens[i]);
-}
-
-}  // namespace
-
 Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t num_sequences, const int64_t *tokens,
                         int64_t num_tokens, Step *step) {
   PKV_TRY(check_usable());
@@ -32,12 +17,14 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
   const int32_t block_size = layout_.block_size();
   ++plan_serial_;
   step->serial = 0;
+  step->appends_simply = step->registers && step->steps_ahead == 0;
   step->items.resize(static_cast<size_t>(num_sequences));
   step->num_tokens = 0;
   step->are_tokens_known = false;
   for (int64_t i = 0; i < num_sequences; ++i) {
     Sequence *sequence = nullptr;
-    if (find(ids[i], &sequence) != PKV_OK) {
+    if (const Status status = find(ids[i], &sequence); status != PKV_OK) {
+      if (status == PKV_BUSY) return fail(status, "sequences[%" PRId64 "]: %s", i, last_error());
       return fail(PKV_NOT_FOUND, "sequences[%" PRId64 "] is %#" PRIx64 ", which is not open", i, ids[i]);
     }
     if (sequence->plan_mark == plan_serial_) {
@@ -78,7 +65,8 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
   expire();
   // What it takes. scratch counts the holders that a block loses to copies planned before.
   int64_t needed = 0, first_short = -1, num_hashes = 0;
-  const int64_t available = blocks_.num_available();
+  const int64_t available = blocks_.num_available(), steps_ahead = step->steps_ahead;
+  const int64_t round_up = block_size - 1 + steps_ahead, most_length = kMaxLength - steps_ahead;
   Status status = PKV_OK;
   int64_t planned = 0;
   for (; planned < num_sequences; ++planned) {
@@ -86,17 +74,18 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
     Sequence *sequence = item.sequence;
     int64_t new_length = 0;
     const bool overflows = !checked_add(item.old_length, item.count, &new_length);
-    item.new_num_blocks = overflows ? 0 : block_math_.count_blocks(new_length);
+    item.new_num_blocks = overflows ? 0 : block_math_.index_of(new_length + round_up);
     if (overflows || item.new_num_blocks - num_released(*sequence) > num_blocks()) {
       status = fail_shortage(
-          PKV_NEVER_FITS, divide_up(new_length == 0 ? item.count : new_length, block_size), num_blocks(), planned,
+          PKV_NEVER_FITS, divide_up((new_length == 0 ? item.count : new_length) + steps_ahead, block_size),
+          num_blocks(), planned,
           "sequences[%" PRId64 "]: %" PRId64 " tokens and %" PRId64 " more do not fit into %" PRId64 " blocks of %d",
-          planned, item.old_length, item.count, num_blocks(), block_size);
+          planned, item.old_length, item.count + steps_ahead, num_blocks(), block_size);
       break;
     }
-    if (new_length > kMaxLength) {
+    if (new_length > most_length) {
       status = fail(PKV_INVALID_ARGUMENT, "sequences[%" PRId64 "] would have %" PRId64 " tokens, more than %" PRId64,
-                    planned, new_length, kMaxLength);
+                    planned, new_length + steps_ahead, kMaxLength);
       break;
     }
     int64_t fresh = item.new_num_blocks - item.old_num_blocks;
@@ -230,10 +219,13 @@ Status Cache::copy_blocks(const std::vector<int32_t> &sources, const std::vector
   copies_ += count;
   monitor_.copied_bytes.add(static_cast<uint64_t>(count) * layout_.block_bytes());
   const Range range("pagedkv.copy_blocks");
-  const CopyBlocksParams params = {pool_->base(), layout_.block_bytes(), sources.data(), destinations.data(), count,
-                                   true};
-  const Status status = backend_->copy_blocks(params, stream);
-  return status == PKV_OK ? status : mark_failed(status);
+  for (int32_t i = 0; i < num_devices(); ++i) {
+    const CopyBlocksParams params = {shard(i).pool->base(), shard(i).plan.layout.block_bytes(), sources.data(),
+                                     destinations.data(), count, true};
+    const Status status = shard(i).backend->copy_blocks(params, stream_of(stream, i));
+    if (status != PKV_OK) return mark_failed(status);
+  }
+  return PKV_OK;
 }
 
 // The new tokens of an item into its rows, and what they complete settled. tokens: [item.count] or null.
@@ -243,7 +235,7 @@ void Cache::append_tokens(const StepItem &item, const int64_t *tokens, Step *ste
   const int64_t end = sequence->length;
   // Blocks that were full before are no part of what discard takes back: K and V of their tokens are there.
   const int64_t first_new = item.old_length;
-  if (item.count == 1 && tokens != nullptr && *tokens >= 0 && step->registers &&
+  if (item.count == 1 && tokens != nullptr && *tokens >= 0 && step->appends_simply &&
       item.old_settled_length == item.old_length && block_math_.offset_of(end) != 0) {  // a decode step, most often
     blocks_.tokens(sequence->table[item.new_num_blocks - 1])[block_math_.offset_of(item.old_length)] = *tokens;
     sequence->settled_length = end;
@@ -301,21 +293,21 @@ Status Cache::append(pkv_sequence id, const int64_t *tokens, int64_t count, pkv_
   PKV_TRY(find(id, &sequence));
   single_.registers = true;
   single_.stream = stream == PKV_STREAM_OF_SEQUENCE ? sequence->stream : stream;
-  PKV_TRY(backend_->check_not_capturing(single_.stream));
+  PKV_TRY(check_not_capturing(single_.stream));
   PKV_TRY(plan_step(&id, &count, 1, tokens, tokens == nullptr ? 0 : count, &single_));
   return apply_step(tokens, &single_);
 }
 
-Status Cache::discard_step(Step *step) {
+Status Cache::discard_step(Step *step, Extent extent) {
   PKV_TRY(check_usable());
   if (step->serial == 0) return fail(PKV_INVALID_ARGUMENT, "the batch has no prepared step to discard");
   const int32_t block_size = layout_.block_size();
   for (size_t i = 0; i < step->items.size(); ++i) {
     StepItem &item = step->items[i];
     Sequence *sequence = nullptr;
-    if (find(item.id, &sequence) != PKV_OK) {
+    if (find_any(item.id, &sequence) != PKV_OK) {
       item.sequence = nullptr;  // closed since
-    } else if (sequence->change_serial != step->serial) {
+    } else if (sequence->change_serial != step->serial) {  // offloaded, too
       return fail(PKV_INVALID_ARGUMENT, "sequences[%zu] of the step has changed since", i);
     }
   }
@@ -354,9 +346,12 @@ Status Cache::discard_step(Step *step) {
   }
   count_holds(false);
   PKV_TRY(status);
+  if (extent == Extent::kChecks) return PKV_OK;
 
   for (int64_t i = 0; i < hashed.size(); ++i) {
     if (is_still_hashed(i)) blocks_.drop_hash(hashed.block(i));
+    // Of a sequence closed since it may have got there.
+    if (host_tier_ != nullptr) forget_in_tiers(hashed.hash(i));
   }
   // A copy is undone if nobody has touched the cache since and its source, which another sequence of the step may have
   // gone on writing, is still as it was below the copied length.

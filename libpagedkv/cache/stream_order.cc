@@ -83,15 +83,16 @@ Status Cache::order_loaded(const int32_t *blocks, int64_t count, StreamSlot slot
   streams_.begin_writing(blocks, count, &waits);
   if (waits.is_empty()) return PKV_OK;
   PKV_TRY(order_behind(slot, waits));
-  const Status status = backend_->wait(stream);
+  const Status status = wait(stream);
   return status == PKV_OK ? status : mark_failed(status);
 }
 
 Status Cache::check_streams() const {
   std::vector<int64_t> num_open(256, 0);
   for (const std::unique_ptr<Sequence> &sequence : sequences_) {
-    if (sequence->is_open) ++num_open[sequence->stream_slot];
+    if (sequence->is_open || sequence->is_offloaded) ++num_open[sequence->stream_slot];
   }
+  if (host_tier_ != nullptr && streams_.is_enabled()) ++num_open[host_tier_->stream_slot()];
   return streams_.validate(num_open);
 }
 

@@ -7,7 +7,7 @@ namespace pkv {
 
 StreamTable::~StreamTable() {
   for (const std::unique_ptr<Slot> &slot : slots_) {
-    if (slot != nullptr) backend_->destroy_event(slot->event);
+    if (slot != nullptr) devices_->destroy_event(slot->event);
   }
 }
 
@@ -22,10 +22,10 @@ Status StreamTable::look_up(pkv_stream stream, StreamSlot *out) {
   StreamSlot found = find([&](StreamSlot slot) { return slots_[slot]->handle == stream && is_alive(slot); });
   if (found == kNoStream) {
     uint64_t id = 0;
-    PKV_TRY(backend_->stream_id(stream, &id));
+    PKV_TRY(devices_->stream_id(stream, &id));
     found = find([&](StreamSlot slot) { return slots_[slot]->id == id; });
     if (found == kNoStream) {
-      PKV_TRY(backend_->check_not_capturing(stream));
+      PKV_TRY(devices_->check_not_capturing(stream));
       PKV_TRY(num_streams() < kMaxStreams ? add(stream, id, &found) : recycle(stream, &found));
       slots_[found]->id = id;
     }
@@ -49,7 +49,7 @@ Status StreamTable::add(pkv_stream stream, uint64_t id, StreamSlot *out) {
     std::fill(uses->data(), uses->data() + first_untouched, BlockUse{1, 1});
     std::fill(uses->data() + first_untouched, uses->data() + uses->size(), BlockUse{kNoStream, kNoStream});
   }
-  PKV_TRY(backend_->create_event(&slot->event));
+  PKV_TRY(devices_->create_event(&slot->event));
   if (uses != nullptr) {
     uses_ = std::move(uses);
     is_several_ = true;
@@ -66,13 +66,13 @@ Status StreamTable::recycle(pkv_stream stream, StreamSlot *out) {
   for (int slot = 1; slot <= kMaxStreams && !is_done; ++slot) {
     if (is_alive(static_cast<StreamSlot>(slot))) continue;
     found = static_cast<StreamSlot>(slot);
-    is_done = slots_[slot]->recorded == 0 || backend_->is_event_done(slots_[slot]->event);
+    is_done = slots_[slot]->recorded == 0 || devices_->is_event_done(slots_[slot]->event);
   }
   if (found == kNoStream) {
     return fail(PKV_UNSUPPORTED, "stream %p is one too many: %d others have open sequences", stream, kMaxStreams);
   }
   Slot &slot = *slots_[found];
-  if (!is_done) PKV_TRY(backend_->wait_event(slot.event, stream));
+  if (!is_done) PKV_TRY(devices_->wait_event(slot.event, stream));
   slot.handle = stream;
   slot.recorded = 0;
   slot.waited = {};
@@ -83,13 +83,13 @@ Status StreamTable::recycle(pkv_stream stream, StreamSlot *out) {
 Status StreamTable::check_recordable(StreamSlot slot) const {
   for (size_t other = 1; other < slots_.size(); ++other) {
     if (other == slot || !is_alive(static_cast<StreamSlot>(other))) continue;
-    PKV_TRY(backend_->check_not_capturing(slots_[other]->handle));
+    PKV_TRY(devices_->check_not_capturing(slots_[other]->handle));
   }
   return PKV_OK;
 }
 
 Status StreamTable::record(Slot *slot) {
-  PKV_TRY(backend_->record_event(slot->event, slot->handle));
+  PKV_TRY(devices_->record_event(slot->event, slot->handle));
   slot->recorded = ++num_records_;
   return PKV_OK;
 }
@@ -118,7 +118,7 @@ Status StreamTable::order_behind(StreamSlot slot, const StreamSet &others) {
     Slot &awaited = *slots_[other];
     if (is_alive(other)) PKV_TRY(record(&awaited));
     if (awaited.recorded == 0 || waiting.waited[other] == awaited.recorded) continue;
-    PKV_TRY(backend_->wait_event(awaited.event, waiting.handle));
+    PKV_TRY(devices_->wait_event(awaited.event, waiting.handle));
     waiting.waited[other] = awaited.recorded;
   }
   return PKV_OK;

@@ -23,8 +23,8 @@
 #include <memory>
 #include <vector>
 
-#include "backend/backend.h"
 #include "base/large_array.h"
+#include "cache/device_streams.h"
 #include "pool/pool.h"
 
 namespace pkv {
@@ -47,8 +47,8 @@ class StreamSet {
 
 class StreamTable {
  public:
-  StreamTable(Backend *backend, const Pool *pool)
-      : backend_(backend), pool_(pool), is_enabled_(backend->has_streams()) {}
+  StreamTable(const DeviceStreams *devices, const Pool *pool)
+      : devices_(devices), pool_(pool), is_enabled_(devices->has_streams()) {}
   ~StreamTable();
   StreamTable(const StreamTable &) = delete;
   StreamTable &operator=(const StreamTable &) = delete;
@@ -146,7 +146,7 @@ class StreamTable {
   Status recycle(pkv_stream stream, StreamSlot *out);
   Status record(Slot *slot);
 
-  Backend *const backend_;
+  const DeviceStreams *const devices_;
   const Pool *const pool_;
   bool is_enabled_;
   bool is_several_ = false;

@@ -16,6 +16,17 @@ inline Status check_known_tokens(const int64_t *tokens, int64_t num_tokens) {
   return fail(PKV_INVALID_ARGUMENT, "tokens[%" PRId64 "] is %" PRId64 ", negative", i, tokens[i]);
 }
 
+// Of a step: -1 is a token that is not known yet.
+inline Status check_step_tokens(const int64_t *tokens, int64_t num_tokens, bool *out_are_known) {
+  *out_are_known = combine_signs(tokens, num_tokens) >= 0;
+  if (*out_are_known) return PKV_OK;
+  int64_t i = 0;
+  while (i < num_tokens && tokens[i] >= kUnknownToken) ++i;
+  if (i == num_tokens) return PKV_OK;
+  return fail(PKV_INVALID_ARGUMENT, "tokens[%" PRId64 "] is %" PRId64 ", neither a token nor -1 (unknown)", i,
+              tokens[i]);
+}
+
 inline Status check_count(const char *name, int64_t value) {
   if (value >= 0) return PKV_OK;
   return fail(PKV_INVALID_ARGUMENT, "%s is %" PRId64 ", negative", name, value);

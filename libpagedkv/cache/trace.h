@@ -56,6 +56,8 @@ enum class TraceCall : uint8_t {
   kAccept = 38,
   kPrepare = 48,
   kDiscard = 49,
+  kPrepareAhead = 50,
+  kSettle = 51,
   kEvict = 64,
   kZeroUncached = 65,
   kReset = 66,

@@ -127,7 +127,7 @@ Status Cache::receive(int64_t count, const pkv_open_options &options, pkv_stream
   Status status = make_chain(options, &transfer->chain);
   if (status == PKV_OK) status = plan_received_quotas(transfer->chain, count);
   StreamSlot slot = kNoStream;
-  if (status == PKV_OK) status = backend_->check_not_capturing(stream);
+  if (status == PKV_OK) status = check_not_capturing(stream);
   if (status == PKV_OK) status = begin_stream(stream, &slot);
   if (status != PKV_OK) {
     publish();  // gives back namespaces that are new
@@ -150,7 +150,7 @@ Status Cache::receive(int64_t count, const pkv_open_options &options, pkv_stream
   }
   if (status == PKV_OK) status = streams_.finish_use(slot);
   if (status != PKV_OK) {  // nobody knows the transfer yet
-    release_received(*transfer, 0);
+    release_received(*transfer, 0, slot);
     change_references(transfer->chain, -1);
     transfer->chain.regions = {};
     transfer->blocks = SharedArray<int32_t>();
@@ -192,7 +192,7 @@ Status Cache::commit_transfer(pkv_transfer id, const int64_t *tokens, int64_t nu
   if (stream == PKV_STREAM_OF_SEQUENCE) {
     return fail(PKV_INVALID_ARGUMENT, "stream is PKV_STREAM_OF_SEQUENCE, but there is no sequence yet");
   }
-  PKV_TRY(backend_->check_not_capturing(stream));
+  PKV_TRY(check_not_capturing(stream));
   PKV_TRY(make_records(1));
   pkv_sequence sequence_id = 0;
   Sequence *sequence = closed_record(0, &sequence_id);
@@ -212,18 +212,18 @@ Status Cache::commit_transfer(pkv_transfer id, const int64_t *tokens, int64_t nu
   enter_records(*sequence);
   set_stream(sequence, stream, slot);
   const int32_t *blocks = transfer->blocks.data();
+  // The stream is behind the engine, and from here on behind what the engine's stream was put behind.
+  StreamSet waits;
+  waits.add(transfer->stream_slot);
   blocks_.hand_over(blocks, num_used);
-  release_received(*transfer, num_used);
+  release_received(*transfer, num_used, slot);
   std::copy(blocks, blocks + num_used, sequence->table.data());
   sequence->num_blocks = static_cast<int32_t>(num_used);
   sequence->has_appended = num_tokens > 0;
   sequence->length = sequence->step_start = num_tokens;
   ++sequence->table_version;
-  const StreamSlot written_on = transfer->stream_slot;
   close_transfer(transfer);
-  if (streams_.is_several() && written_on != slot) {
-    StreamSet waits;
-    waits.add(written_on);
+  if (streams_.is_several()) {
     if (const Status status = order_behind(slot, waits); status != PKV_OK) {
       finish_close(sequence, static_cast<uint32_t>(sequence_id & 0xffffffffu));  // nobody else knows it
       return mark_failed(status);
@@ -238,12 +238,12 @@ Status Cache::commit_transfer(pkv_transfer id, const int64_t *tokens, int64_t nu
   return PKV_OK;
 }
 
-// The blocks from `first` on. What they wait for was passed on to the stream of the transfer, which may not have come
-// that far.
-void Cache::release_received(const Transfer &transfer, int64_t first) {
+// The blocks from `first` on. What has to be waited for before they are used again was passed on to a stream, which may
+// not have come that far.
+void Cache::release_received(const Transfer &transfer, int64_t first, StreamSlot slot) {
   const int32_t *blocks = transfer.blocks.data() + first;
   const int64_t count = transfer.blocks.size() - first;
-  if (streams_.is_several()) streams_.note_used(blocks, count, transfer.stream_slot);
+  if (streams_.is_several()) streams_.note_used(blocks, count, slot);
   blocks_.release_transfer(blocks, count);
 }
 
@@ -262,7 +262,7 @@ Status Cache::quarantine(pkv_transfer id) {
 Status Cache::finish_transfer(pkv_transfer id) {
   Transfer *transfer = nullptr;
   PKV_TRY(find_transfer(id, &transfer));
-  release_received(*transfer, 0);
+  release_received(*transfer, 0, transfer->stream_slot);
   close_transfer(transfer);
   ++serial_;
   publish();

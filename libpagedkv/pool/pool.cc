@@ -66,6 +66,7 @@ Status Pool::create(Backend *backend, const PoolOptions &options, std::shared_pt
   std::shared_ptr<Pool> pool(new Pool(backend, block_bytes));
   if (options.memory != nullptr) {
     PKV_TRY(place_blocks(options, block_bytes, &pool->base_, &num_blocks));
+    PKV_TRY(backend->check_adopted(options.memory, options.memory_bytes));
   } else {
     if (options.memory_bytes != 0) return fail(PKV_INVALID_ARGUMENT, "memory_bytes is given, but memory is NULL");
     if (num_blocks == 0) return fail(PKV_INVALID_ARGUMENT, "num_blocks is 0");

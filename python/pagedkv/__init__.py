@@ -32,6 +32,7 @@ from pagedkv._snapshot import block_hash
 from pagedkv._pin import Pin
 from pagedkv._resize import PreparedResize
 from pagedkv._batch import Batch
+from pagedkv._views import MemoryView
 from pagedkv._monitor import enable_nvtx, get_stats_folder, set_range_callbacks
 from pagedkv._attention import Rope, isa, merge_states, num_threads, set_isa, set_num_threads
 
@@ -45,6 +46,7 @@ __all__ = [
     "InternalError",
     "InvalidArgumentError",
     "Layout",
+    "MemoryView",
     "NeverFitsError",
     "NotFoundError",
     "OutOfBlocksError",

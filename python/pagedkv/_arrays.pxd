@@ -30,16 +30,3 @@ cdef object wrap_array(pkv_array *array)
 
 # "float 1.5" for messages: the type and a short form of the value.
 cdef str describe(object value)
-
-# Memory that a pool or cache is to use in place of its own, held as long as this object lives.
-cdef class AdoptedMemory:
-    cdef void *data
-    cdef uint64_t num_bytes
-    cdef bint is_host
-    cdef bint is_cuda
-    cdef Py_buffer _buffer
-    cdef bint _has_buffer
-    cdef object _owner
-
-    cdef int _adopt_cuda(self, object interface) except -1
-    cdef bytes device_name(self, str device)  # the device it is on, if `device` (or "auto") allows it

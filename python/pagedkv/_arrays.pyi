@@ -12,5 +12,6 @@ class TorchStream(Protocol):
     def cuda_stream(self) -> int: ...
 
 Stream = int | CudaStream | TorchStream | None
+Streams = Stream | Sequence[Stream]  # of a cache over several devices: one for each
 Integers = Sequence[int] | np.ndarray[Any, np.dtype[np.integer[Any]]]
 Buffer = bytearray | memoryview | np.ndarray[Any, Any] | tuple[int, int] | Any

@@ -1,6 +1,9 @@
 from typing import Any
 
+import numpy.typing as npt
+
 from pagedkv._arrays import Stream
+from pagedkv._cache import Cache
 from pagedkv._tensors import ArrayLike
 
 class Rope:
@@ -34,3 +37,6 @@ def set_num_threads(n: int) -> None: ...
 def num_threads() -> int: ...
 def set_isa(name: str) -> None: ...
 def isa() -> str: ...
+
+# A method of Cache.
+def set_kv_scales(self: Cache, layer: int, k_scale: float | npt.ArrayLike, v_scale: float | npt.ArrayLike) -> None: ...

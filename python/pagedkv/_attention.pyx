@@ -1,5 +1,6 @@
 # cython: language_level=3, binding=True
 """The kernels: write_kv and attend (methods of Cache), merge_states, and the settings of the host's kernels."""
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.math cimport isfinite
 from libc.stdint cimport int32_t, int64_t
 from libc.string cimport memset
@@ -9,14 +10,19 @@ import numpy
 from pagedkv._arrays cimport as_double, as_int32, as_int64, as_positive, as_stream, as_text, describe
 from pagedkv._batch cimport Batch
 from pagedkv._cache cimport Cache
+from pagedkv._devices cimport find_shard
 from pagedkv._errors import BusyError, InvalidArgumentError
 from pagedkv._errors cimport check
 from pagedkv._tensors cimport DEVICE_CUDA, DEVICE_HOST, TensorView, as_tensor
 from pagedkv.abi cimport (
     PKV_BFLOAT16, PKV_BOOL, PKV_DTYPE_NONE, PKV_FLOAT16, PKV_FLOAT32, PKV_FLOAT8_E4M3, PKV_FLOAT8_E5M2, PKV_INT8,
-    PKV_OFF, PKV_ON, pkv_attend, pkv_attend_options, pkv_dtype, pkv_dtype_name, pkv_gather_kv, pkv_host_isa,
-    pkv_host_num_threads, pkv_host_set_isa, pkv_host_set_num_threads, pkv_merge_states, pkv_rope, pkv_scatter_kv,
-    pkv_status, pkv_stream, pkv_tensor, pkv_write_kv, pkv_write_options)
+    PKV_OFF, PKV_ON, pkv_attend, pkv_attend_options, pkv_cache_set_kv_scales, pkv_dtype, pkv_dtype_name,
+    pkv_gather_shard_kv, pkv_host_isa, pkv_host_num_threads, pkv_host_set_isa, pkv_host_set_num_threads,
+    pkv_merge_states, pkv_rope, pkv_scatter_shard_kv, pkv_status, pkv_stream, pkv_tensor, pkv_write_kv,
+    pkv_write_options)
+
+
+cdef TensorView NO_VIEW = TensorView.__new__(TensorView)  # of an array that is yet to be made
 
 
 cdef int require_device(TensorView view, bint is_host, str name) except -1:
@@ -40,11 +46,9 @@ cdef int enter_kernel(Cache cache, object batch) except -1:
     (<Batch> batch).require_open()
     if (<Batch> batch)._cache is not cache:
         raise InvalidArgumentError("batch belongs to another cache")
-    if (<Batch> batch)._is_preparing:
-        raise BusyError("the batch is being prepared by another thread")
     if cache._is_resizing:
         raise BusyError("the cache is being resized by another thread")
-    return 0
+    return (<Batch> batch).require_still()
 
 
 cdef class Rope:
@@ -78,15 +82,16 @@ Rotary position embedding for write_kv, which rotates K at each token's position
         return f"pagedkv.Rope({angles}, rotary_dim={self.rotary_dim!r}, interleaved={self.interleaved!r})"
 
 
-cdef int write_kv(Cache cache, object layer, object batch, object k, object v, object stream,
-                  object rope) except -1:
+cdef int write_kv(Cache cache, object layer, object batch, object k, object v, object stream, object rope,
+                  object shard) except -1:
     cdef pkv_write_options options
     cdef pkv_rope rotation
     cdef pkv_status status
     cdef int32_t index = as_int32(layer, "layer")
     cdef TensorView keys, values, table = None
     cdef pkv_dtype byte_dtype
-    cdef Batch step
+    cdef Batch step, root_step
+    cdef Cache root
     enter_kernel(cache, batch)
     memset(&options, 0, sizeof(options))
     options.struct_size = sizeof(options)
@@ -103,14 +108,16 @@ cdef int write_kv(Cache cache, object layer, object batch, object k, object v, o
     values = as_tensor(v, "v", byte_dtype, False)
     require_device(keys, cache._is_host, "k")
     require_device(values, cache._is_host, "v")
+    options.device_index = find_shard(cache, shard, index, keys, "k")
     enter_kernel(cache, batch)  # again: reading arrays may have run Python code
     step = <Batch> batch
-    cache._num_kernels += 1
-    step._num_kernels += 1
+    root, root_step = cache.root(), step.root()
+    root._num_kernels += 1
+    root_step._num_kernels += 1
     with nogil:
         status = pkv_write_kv(cache._cache, index, step._batch, &keys.tensor, &values.tensor, &options)
-    cache._num_kernels -= 1
-    step._num_kernels -= 1
+    root._num_kernels -= 1
+    root_step._num_kernels -= 1
     return check(status)
 
 
@@ -128,7 +135,7 @@ cdef object empty_like(TensorView view, object value, tuple shape):
                                f"{pkv_dtype_name(view.tensor.dtype).decode()}")
 
 
-cdef object empty_rows(Cache cache, int64_t count, int dim):
+cdef object empty_rows(Cache cache, int64_t count, object num_heads, int dim):
     # numpy rows of the cache's own dtype, or of its bits.
     cdef pkv_dtype dtype = cache.layout._group.dtype
     kind = numpy.uint8
@@ -140,19 +147,20 @@ cdef object empty_rows(Cache cache, int64_t count, int dim):
         kind = numpy.uint16
     elif dtype == PKV_INT8:
         kind = numpy.int8
-    return numpy.zeros((count, cache.layout.num_kv_heads, dim), kind)
+    return numpy.zeros((count, num_heads, dim), kind)
 
 
 cdef object move_rows(Cache cache, object layer, object batch, object index, object start, object count, object k,
-                      object v, object stream, bint is_gathered):
+                      object v, object stream, bint is_gathered, object shard):
     # gather_kv, or with count None scatter_kv, where k says how many rows there are.
     cdef pkv_stream handle = NULL
     cdef pkv_status status
-    cdef int32_t layer_index = as_int32(layer, "layer")
+    cdef int32_t layer_index = as_int32(layer, "layer"), device = -1
     cdef int64_t place = as_int64(index, "index"), first = as_int64(start, "start"), num_rows = 0
     cdef TensorView keys, values
     cdef pkv_dtype byte_dtype
-    cdef Batch step
+    cdef Batch step, root_step
+    cdef Cache root
     enter_kernel(cache, batch)
     as_stream(stream, &handle)
     if is_gathered:
@@ -162,8 +170,10 @@ cdef object move_rows(Cache cache, object layer, object batch, object index, obj
                 raise InvalidArgumentError(f"k and v must be given on {cache.device}: a launch allocates nothing")
             # Too many to be right are refused below before they are made.
             if 0 <= num_rows <= as_int64(cache._num_blocks, "num_blocks") * cache.layout.block_size:
-                k = empty_rows(cache, num_rows, cache.layout.head_dim)
-                v = empty_rows(cache, num_rows, cache.layout.v_head_dim)
+                device = find_shard(cache, shard, layer_index, NO_VIEW, "k")
+                num_heads = cache.shards[device]["num_kv_heads"]
+                k = empty_rows(cache, num_rows, num_heads, cache.layout.head_dim)
+                v = empty_rows(cache, num_rows, num_heads, cache.layout.v_head_dim)
             else:
                 raise InvalidArgumentError(f"count is {num_rows}, which no sequence of the cache has")
         elif k is None or v is None:
@@ -173,21 +183,24 @@ cdef object move_rows(Cache cache, object layer, object batch, object index, obj
     values = as_tensor(v, "v", byte_dtype, is_gathered)
     require_device(keys, cache._is_host, "k")
     require_device(values, cache._is_host, "v")
+    if device < 0:
+        device = find_shard(cache, shard, layer_index, keys, "k")
     if not is_gathered:
         num_rows = keys.tensor.shape[0]
     enter_kernel(cache, batch)  # again: reading arrays may have run Python code
     step = <Batch> batch
-    cache._num_kernels += 1
-    step._num_kernels += 1
+    root, root_step = cache.root(), step.root()
+    root._num_kernels += 1
+    root_step._num_kernels += 1
     with nogil:
         if is_gathered:
-            status = pkv_gather_kv(cache._cache, layer_index, step._batch, place, first, num_rows, &keys.tensor,
-                                   &values.tensor, handle)
+            status = pkv_gather_shard_kv(cache._cache, device, layer_index, step._batch, place, first, num_rows,
+                                         &keys.tensor, &values.tensor, handle)
         else:
-            status = pkv_scatter_kv(cache._cache, layer_index, step._batch, place, first, num_rows, &keys.tensor,
-                                    &values.tensor, handle)
-    cache._num_kernels -= 1
-    step._num_kernels -= 1
+            status = pkv_scatter_shard_kv(cache._cache, device, layer_index, step._batch, place, first, num_rows,
+                                          &keys.tensor, &values.tensor, handle)
+    root._num_kernels -= 1
+    root_step._num_kernels -= 1
     check(status)
     return k, v
 
@@ -212,12 +225,13 @@ cdef TensorView as_optional(object value, str name, bint is_host, bint is_writte
 
 cdef object attend(Cache cache, object layer, object batch, object q, object out, object stream, object scale,
                    object causal, object window, object softcap, object sinks, object alibi_slopes, object tree_mask,
-                   object lse, object invariant):
+                   object lse, object invariant, object shard):
     cdef pkv_attend_options options
     cdef pkv_status status
     cdef int32_t index = as_int32(layer, "layer")
     cdef TensorView query, result, sink_view, slope_view, lse_view, mask_view
-    cdef Batch step
+    cdef Batch step, root_step
+    cdef Cache root
     enter_kernel(cache, batch)
     memset(&options, 0, sizeof(options))
     options.struct_size = sizeof(options)
@@ -236,6 +250,7 @@ cdef object attend(Cache cache, object layer, object batch, object q, object out
             raise InvalidArgumentError(f"softcap must be positive or None, got {softcap!r}")
     query = as_tensor(q, "q", PKV_DTYPE_NONE, False)
     require_device(query, cache._is_host, "q")
+    options.device_index = find_shard(cache, shard, index, query, "q")
     if out is None:
         if not cache._is_host:
             raise InvalidArgumentError(f"out must be given on {cache.device}: a launch allocates nothing")
@@ -255,12 +270,13 @@ cdef object attend(Cache cache, object layer, object batch, object q, object out
     options.tree_mask = &mask_view.tensor if mask_view is not None else NULL
     enter_kernel(cache, batch)  # again: reading arrays may have run Python code
     step = <Batch> batch
-    cache._num_kernels += 1
-    step._num_kernels += 1
+    root, root_step = cache.root(), step.root()
+    root._num_kernels += 1
+    root_step._num_kernels += 1
     with nogil:
         status = pkv_attend(cache._cache, index, step._batch, &query.tensor, &result.tensor, &options)
-    cache._num_kernels -= 1
-    step._num_kernels -= 1
+    root._num_kernels -= 1
+    root_step._num_kernels -= 1
     check(status)
     return out
 
@@ -332,3 +348,47 @@ def set_isa(name):
 def isa():
     """Instruction set of the host kernels."""
     return pkv_host_isa().decode()
+
+
+# ---- Static scales: a method of Cache, which declares it
+
+
+cdef int read_scales(object value, str name, float *out, int num_heads) except -1:
+    # A number for all heads, or num_heads of them.
+    cdef int head
+    cdef double scale
+    if hasattr(value, "__len__") and not isinstance(value, (str, bytes)) and not (
+            isinstance(value, numpy.ndarray) and value.ndim == 0):
+        try:
+            array = numpy.asarray(value)
+        except Exception as error:
+            raise InvalidArgumentError(f"{name} must be a number or an array: {error}") from None
+        if array.shape != (num_heads,) or array.dtype.kind not in "fiu":
+            raise InvalidArgumentError(f"{name} must be a number or float32 [{num_heads}], got {describe(array)}")
+        values = array.tolist()
+    else:
+        values = [value] * num_heads
+    for head in range(num_heads):
+        scale = as_double(values[head], name)
+        out[head] = <float> scale
+    return 0
+
+
+def set_kv_scales(Cache self, layer, k_scale, v_scale):
+    """Static scales of a layer's K and V: numbers, or float32 [num_kv_heads]. Finite and positive."""
+    cdef int32_t index = as_int32(layer, "layer")
+    cdef int num_heads = self.layout.num_kv_heads
+    cdef float *scales
+    self.enter()
+    if self._num_kernels > 0:
+        raise BusyError("set_kv_scales while kernels are running")
+    scales = <float *> PyMem_Malloc(2 * num_heads * sizeof(float))
+    if scales == NULL:
+        raise MemoryError()
+    try:
+        read_scales(k_scale, "k_scale", scales, num_heads)
+        read_scales(v_scale, "v_scale", scales + num_heads, num_heads)
+        self.enter()
+        check(pkv_cache_set_kv_scales(self._cache, index, scales, scales + num_heads))
+    finally:
+        PyMem_Free(scales)

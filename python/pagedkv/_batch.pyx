@@ -4,23 +4,34 @@
 cimport cython
 from cpython.list cimport PyList_GET_SIZE
 from cpython.long cimport PyLong_AsLongLongAndOverflow
-from libc.stdint cimport uint32_t, uintptr_t
+from libc.stdint cimport int32_t, uint32_t, uintptr_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memset
 
+import weakref
+
+import numpy
+
 from pagedkv._arrays cimport (
     IntView, as_int32, as_int64, as_positive, as_stream, describe, release_ints, view_ints, wrap_array)
+from pagedkv._devices cimport take_streams
 from pagedkv._dlpack cimport DL_INT, find_device, make_capsule
 from pagedkv._errors import BusyError, InvalidArgumentError, NotFoundError
 from pagedkv._errors cimport check
 from pagedkv._sequence cimport Sequence
+from pagedkv._tensors cimport DEVICE_CUDA, DEVICE_HOST, TensorView, as_tensor
 from pagedkv.abi cimport (
     PKV_BLOCK_POINTERS, PKV_BLOCK_TABLE, PKV_CU_SEQLENS_Q, PKV_FORMAT_CSR, PKV_FORMAT_POINTERS, PKV_FORMAT_TABLE,
-    PKV_INDICES, PKV_INDPTR, PKV_LAST_BLOCK_LEN, PKV_OFF, PKV_ON, PKV_POSITIONS, PKV_SEQ_LENS, PKV_SLOT_MAPPING,
-    PKV_INT32, pkv_array, pkv_batch_create, pkv_batch_destroy, pkv_batch_discard, pkv_batch_get_device_table,
-    pkv_batch_get_info, pkv_batch_get_table, pkv_batch_options, pkv_batch_prepare, pkv_prepare_options, pkv_status)
+    PKV_INDICES, PKV_INDPTR, PKV_LAST_BLOCK_LEN, PKV_OFF, PKV_ON, PKV_POSITIONS, PKV_SEQ_LENS, PKV_SEQUENCE_PLACES,
+    PKV_SLOT_MAPPING, PKV_TOKEN_PLACES,
+    PKV_INT32, PKV_OK, PKV_TABLES_DEVICE, PKV_TABLES_MAPPED, pkv_array, pkv_batch_advance, pkv_batch_create,
+    pkv_batch_destroy, pkv_batch_discard, pkv_batch_get_advanced, pkv_batch_get_device_table, pkv_batch_get_info,
+    pkv_batch_get_part, pkv_batch_get_shard_table, pkv_batch_get_table, pkv_batch_options, pkv_batch_prepare,
+    pkv_batch_settle, pkv_prepare_options, pkv_status, pkv_stream, pkv_table_memory, pkv_tensor)
 
 cdef dict FORMATS = {"table": PKV_FORMAT_TABLE, "csr": PKV_FORMAT_CSR, "pointers": PKV_FORMAT_POINTERS}
+
+cdef dict TABLE_MEMORY = {"device": PKV_TABLES_DEVICE, "mapped": PKV_TABLES_MAPPED}
 
 
 cdef int64_t as_padding(object value, str name) except -1:
@@ -45,18 +56,18 @@ cdef class DeviceTable:
         raise TypeError("taken from a batch: batch.device_block_table and the like")
 
     @staticmethod
-    cdef DeviceTable make(Batch batch, pkv_batch_table table):
+    cdef DeviceTable make(Batch batch, pkv_batch_table table, int32_t index):
         cdef pkv_array array
         cdef DeviceTable result = DeviceTable.__new__(DeviceTable)
         memset(&array, 0, sizeof(array))
-        check(pkv_batch_get_device_table(batch._batch, table, &array))
+        check(pkv_batch_get_shard_table(batch._batch, table, index, &array))
         result.ptr = <uintptr_t> array.data
         result.shape = tuple([array.shape[i] for i in range(array.ndim)])
         result.strides = tuple([array.strides[i] for i in range(array.ndim)])
         result.dtype = "int32" if array.dtype == PKV_INT32 else "int64"
-        result.device = batch._cache.device
-        result._batch = batch
-        batch._num_device_tables += 1
+        result.device = batch._cache.devices[index]
+        result._batch = batch.root()
+        result._batch._num_device_tables += 1
         return result
 
     def __dealloc__(self):
@@ -88,14 +99,16 @@ cdef class DeviceTable:
 
 @cython.no_gc_clear
 cdef class Batch:
-    """Batch(cache, max_sequences, max_tokens, max_sequence_length=None, num_heads=None, formats=("table",))\n--\n\n\
+    """Batch(cache, max_sequences, max_tokens, max_sequence_length=None, num_heads=None, formats=("table",), \
+tables="device")\n--\n\n\
 One step's view of a cache, made by Cache.batch(): tables at fixed addresses, refilled by each prepare().
 
     Tables are read-only numpy views of the last prepare. Their memory stays valid whatever is closed; the next prepare
-    refills it. device_* are the same tables on the device of the cache."""
+    refills it. device_* are the same tables on the device of the cache; of several devices tuples, one for each.
+    Where sequences are shared out over devices all tables are tuples, and `parts` has the step of each."""
 
     def __init__(self, Cache cache, max_sequences, max_tokens, max_sequence_length=None, num_heads=None,
-                 formats=("table",)):
+                 formats=("table",), tables="device"):
         cdef pkv_batch_options options
         cdef uint32_t bits = PKV_FORMAT_TABLE
         if self._batch != NULL:
@@ -121,6 +134,9 @@ One step's view of a cache, made by Cache.batch(): tables at fixed addresses, re
                                            f"{describe(format)}")
             bits |= <uint32_t> FORMATS[format]
         options.formats = bits
+        if not isinstance(tables, str) or tables not in TABLE_MEMORY:
+            raise InvalidArgumentError(f"tables must be 'device' or 'mapped', got {describe(tables)}")
+        options.tables = <pkv_table_memory> <int> TABLE_MEMORY[tables]
         cache.enter()
         check(pkv_batch_create(cache._cache, &options, &self._batch))
         self._cache = cache
@@ -130,17 +146,53 @@ One step's view of a cache, made by Cache.batch(): tables at fixed addresses, re
         self.num_heads = options.num_heads or None
         self.formats = tuple([format for format in FORMATS if bits & <uint32_t> FORMATS[format]])
         cache._batches.add(self)
+        if cache._parts is not None:
+            self._parts = [None] * cache._num_devices
 
     def __dealloc__(self):
         if self._batch != NULL:
-            pkv_batch_destroy(self._batch)
+            if self._whole is None:
+                pkv_batch_destroy(self._batch)
             self._batch = NULL
         free(self._ids)
         free(self._counts)
 
+    cdef Batch root(self):
+        return self if self._whole is None else self._whole
+
+    cdef Batch take_part(self, int32_t index):
+        cdef Batch part = None
+        if self._parts[index] is not None:
+            part = self._parts[index]()
+        if part is not None:
+            return part
+        part = Batch.__new__(Batch)
+        check(pkv_batch_get_part(self._batch, index, &part._batch))
+        part._whole = self
+        part._cache = self._cache.take_part(index)
+        part.max_sequences, part.max_tokens = self.max_sequences, self.max_tokens
+        part.max_sequence_length, part.num_heads, part.formats = self.max_sequence_length, self.num_heads, self.formats
+        self._parts[index] = weakref.ref(part)
+        return part
+
+    @property
+    def parts(self):
+        """With shard="sequences", the step of each device, as a batch of cache.parts: the sequences that are there, in the
+        order of the prepare. token_places says which rows of the whole step are theirs."""
+        self.require_open()
+        if self._parts is None:
+            raise InvalidArgumentError("the cache's sequences are not shared out over devices: the batch has no parts")
+        return tuple([self.take_part(i) for i in range(<int32_t> self._cache._num_devices)])
+
     cdef int require_open(self) except -1:
         if self._batch == NULL:
             raise InvalidArgumentError("batch is closed")
+        return 0
+
+    cdef int require_still(self) except -1:
+        self.require_open()
+        if self.root()._is_preparing:
+            raise BusyError("the batch is being prepared by another thread")
         return 0
 
     cdef int enter(self) except -1:
@@ -212,14 +264,14 @@ One step's view of a cache, made by Cache.batch(): tables at fixed addresses, re
         return 0
 
     def prepare(self, sequences, counts, tokens=None, stream=0, register=True, pad_sequences=None, pad_tokens=None,
-                max_query_len=None):
+                max_query_len=None, steps_ahead=None):
         """Appends counts[i] tokens to sequences[i], for all of them or none, and fills the tables.
 
         tokens: flat, in the order of the sequences; -1 is a token not known yet, None means that none is known.
         register=False leaves it to Sequence.commit() to make full blocks findable. pad_sequences and pad_tokens pad the
         tables with sequences of length 0 and tokens of slot -1; max_query_len is a bound on counts that the choice of
         kernel may depend on. OutOfBlocksError and NeverFitsError carry the index of the first sequence that does not
-        fit."""
+        fit. steps_ahead reserves the blocks of so many further tokens of each sequence, for advance()."""
         cdef pkv_prepare_options options
         cdef IntView view
         cdef pkv_status status
@@ -228,11 +280,12 @@ One step's view of a cache, made by Cache.batch(): tables at fixed addresses, re
         cdef Cache cache = self._cache
         memset(&options, 0, sizeof(options))
         options.struct_size = sizeof(options)
-        as_stream(stream, &options.stream)
+        streams = take_streams(cache, stream, &options.stream)
         options.register_blocks = PKV_ON if register else PKV_OFF
         options.pad_sequences = as_padding(pad_sequences, "pad_sequences")
         options.pad_tokens = as_padding(pad_tokens, "pad_tokens")
         options.max_query_len = as_padding(max_query_len, "max_query_len")
+        options.steps_ahead = as_padding(steps_ahead, "steps_ahead")
         if isinstance(sequences, list):
             items = <list> sequences
         elif isinstance(sequences, tuple):
@@ -258,11 +311,93 @@ One step's view of a cache, made by Cache.batch(): tables at fixed addresses, re
                 with nogil:
                     status = pkv_batch_prepare(self._batch, self._ids, self._counts, count,
                                                <const int64_t *> view.data, view.count, &options)
+                if status == PKV_OK:
+                    self._num_items = count
             finally:
                 cache._is_busy = self._is_preparing = False
             check(status)
         finally:
             release_ints(&view)
+
+    cdef int enter_step(self) except -1:
+        # What changes or reads the step of the batch, beside a mutation of the cache.
+        self.require_open()
+        self._cache.require_open()
+        if self._is_preparing:
+            raise BusyError("the batch is being prepared by another thread")
+        if self._num_kernels > 0:
+            raise BusyError("the batch is read by a running kernel")
+        return 0
+
+    def advance(self, is_active=None, stream=0):
+        """Queues the tables of the next step, made by the device from those of the last one: every active sequence has a
+        token more. Behind a prepare with steps_ahead, at most so often; may be captured in a CUDA graph.
+
+        is_active: bool or int32 [num_sequences, padding included] on the device of the cache; None for all. A sequence
+        that is not active, or that has no room left, keeps its length and gets slot -1: write_kv skips it, and its row
+        of attend is to be ignored."""
+        cdef pkv_stream handle = NULL
+        cdef pkv_status status
+        cdef TensorView view = None
+        cdef const pkv_tensor *tensor = NULL
+        self.enter_step()
+        as_stream(stream, &handle)
+        if is_active is not None:
+            view = as_tensor(is_active, "is_active", PKV_INT32, False)
+            if view.device == (DEVICE_CUDA if self._cache._is_host else DEVICE_HOST):
+                raise InvalidArgumentError(f"is_active is not in memory of {self._cache.device}")
+            tensor = &view.tensor
+        self.enter_step()  # again: reading the array may have run Python code
+        self._is_preparing = True
+        with nogil:
+            status = pkv_batch_advance(self._batch, tensor, handle)
+        self._is_preparing = False
+        check(status)
+
+    def get_advanced(self, stream=0):
+        """Waits for the stream; returns (counts, num_refused): int64 [sequences of the prepare], how many tokens each got
+        by advance(), and how often an active one had no room."""
+        cdef pkv_stream handle = NULL
+        cdef pkv_status status
+        cdef int64_t[::1] counts
+        cdef int64_t num_refused = 0
+        cdef int64_t count = self._num_items
+        self.enter_step()
+        as_stream(stream, &handle)
+        result = numpy.zeros(count, numpy.int64)
+        counts = result
+        self.enter_step()
+        self._is_preparing = True
+        with nogil:
+            status = pkv_batch_get_advanced(self._batch, count, handle, &counts[0] if count > 0 else NULL, &num_refused)
+        self._is_preparing = False
+        check(status)
+        return result, num_refused
+
+    def settle(self, counts, tokens=None):
+        """Appends counts[i] tokens, that the device has stepped over by itself, to the sequences of the prepare: all or
+        none, no block is taken or copied. tokens: flat, -1 for one that is not known, None if none is."""
+        cdef IntView count_view, token_view
+        cdef pkv_status status
+        cdef Cache cache = self._cache
+        memset(&count_view, 0, sizeof(count_view))
+        memset(&token_view, 0, sizeof(token_view))
+        try:
+            view_ints(counts, "counts", sizeof(int64_t), &count_view)
+            if tokens is not None:
+                view_ints(tokens, "tokens", sizeof(int64_t), &token_view)
+            self.enter()
+            if self._num_kernels > 0:
+                raise BusyError("the batch is read by a running kernel")
+            cache._is_busy = self._is_preparing = True
+            with nogil:
+                status = pkv_batch_settle(self._batch, <const int64_t *> count_view.data, count_view.count,
+                                          <const int64_t *> token_view.data, token_view.count)
+            cache._is_busy = self._is_preparing = False
+            check(status)
+        finally:
+            release_ints(&count_view)
+            release_ints(&token_view)
 
     cdef int discard(self) except -1:
         self.enter()
@@ -274,8 +409,15 @@ One step's view of a cache, made by Cache.batch(): tables at fixed addresses, re
         """Gives its memory back; taken tables stay valid. BusyError while kernels read it; again does nothing."""
         if self._batch == NULL:
             return
+        if self._whole is not None:
+            raise InvalidArgumentError("a part is closed with the batch that it is of")
         self.require_unused()
         self._cache.enter()
+        if self._parts is not None:
+            for reference in self._parts:
+                part = reference() if reference is not None else None
+                if part is not None:
+                    (<Batch> part)._batch = NULL
         pkv_batch_destroy(self._batch)
         self._batch = NULL
         self._cache._batches.discard(self)
@@ -291,7 +433,7 @@ One step's view of a cache, made by Cache.batch(): tables at fixed addresses, re
         cdef pkv_batch_info info
         if self._batch == NULL:
             return "<pagedkv.Batch closed>"
-        if self._is_preparing:
+        if self.root()._is_preparing:
             return "<pagedkv.Batch being prepared>"
         self.get_info(&info)
         return f"<pagedkv.Batch of {info.num_sequences} sequences, {info.num_tokens} tokens>"
@@ -299,29 +441,41 @@ One step's view of a cache, made by Cache.batch(): tables at fixed addresses, re
     # ---- Tables
 
     cdef int get_info(self, pkv_batch_info *out) except -1:
-        self.require_open()
-        if self._is_preparing:
-            raise BusyError("the batch is being prepared by another thread")
+        self.require_still()
         memset(out, 0, sizeof(out[0]))
         out.struct_size = sizeof(out[0])
         return check(pkv_batch_get_info(self._batch, out))
 
     cdef object get_table(self, pkv_batch_table table):
+        # Where sequences are shared out a tuple, one of each part.
         cdef pkv_array array
-        self.require_open()
-        if self._is_preparing:
-            raise BusyError("the batch is being prepared by another thread")
+        self.require_still()
+        if self._parts is not None:
+            return tuple([(<Batch> part).get_table(table) for part in self.parts])
         memset(&array, 0, sizeof(array))
         check(pkv_batch_get_table(self._batch, table, &array))
         return wrap_array(&array)
 
     cdef object get_device_table(self, pkv_batch_table table):
-        self.require_open()
-        if self._cache._is_host:
+        # Of several devices a tuple, one for each.
+        self.require_still()
+        if self._parts is not None:
+            return tuple([(<Batch> part).get_device_table(table) for part in self.parts])
+        if self._cache._num_devices > 1:
+            return tuple([self.get_shard_table(table, i) for i in range(<int32_t> self._cache._num_devices)])
+        return self.get_shard_table(table, 0)
+
+    cdef object get_shard_table(self, pkv_batch_table table, int32_t index):
+        cdef pkv_array array
+        if self._cache._is_host and (index == 0 or table != PKV_BLOCK_POINTERS):
             return self.get_table(table)
-        if self._is_preparing:
-            raise BusyError("the batch is being prepared by another thread")
-        return DeviceTable.make(self, table)
+        if self._cache._is_host:  # a copy: addresses never change
+            memset(&array, 0, sizeof(array))
+            check(pkv_batch_get_shard_table(self._batch, table, index, &array))
+            pointers = numpy.empty(array.shape[0], numpy.int64)
+            memcpy(<void *> <uintptr_t> pointers.ctypes.data, array.data, <size_t> array.shape[0] * sizeof(int64_t))
+            return pointers
+        return DeviceTable.make(self, table, index)
 
     @property
     def cache(self):
@@ -359,6 +513,13 @@ One step's view of a cache, made by Cache.batch(): tables at fixed addresses, re
         cdef pkv_batch_info info
         self.get_info(&info)
         return info.generation
+
+    @property
+    def uploaded_bytes(self):
+        """To the device by the last prepare; 0 on the host."""
+        cdef pkv_batch_info info
+        self.get_info(&info)
+        return info.uploaded_bytes
 
     @property
     def block_table(self):
@@ -404,6 +565,17 @@ One step's view of a cache, made by Cache.batch(): tables at fixed addresses, re
     def block_pointers(self):
         """int64 [num_blocks of the cache]: the address of every block. Format "pointers"."""
         return self.get_table(PKV_BLOCK_POINTERS)
+
+    @property
+    def sequence_places(self):
+        """int64 [num_sequences]: of the part of a batch, the places of its sequences in the prepare; -1 for padding. Of the
+        whole a tuple, one of each part."""
+        return self.get_table(PKV_SEQUENCE_PLACES)
+
+    @property
+    def token_places(self):
+        """int64 [num_tokens]: likewise the places of its tokens: rows of the whole step."""
+        return self.get_table(PKV_TOKEN_PLACES)
 
     @property
     def device_block_table(self):

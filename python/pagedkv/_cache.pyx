@@ -13,10 +13,14 @@ import weakref
 
 import numpy
 
+from pagedkv._adopted cimport AdoptedMemory
 from pagedkv._arrays cimport (
-    AdoptedMemory, as_double, as_int32, as_int64, as_milliseconds, as_positive, as_stream, as_text, as_uint64, describe)
+    as_int32, as_int64, as_milliseconds, as_positive, as_text, as_uint64, describe)
 from pagedkv._attention cimport Rope, attend, move_rows, write_kv
+from pagedkv._attention import set_kv_scales
 from pagedkv._batch cimport Batch
+from pagedkv._devices cimport (
+    find_live_parts, is_any_busy, make_part, read_shards, set_devices, take_streams)
 from pagedkv._dlpack cimport DL_UINT, find_device, make_capsule, make_lease
 from pagedkv._events cimport read_events
 from pagedkv._errors import BusyError, InvalidArgumentError
@@ -24,17 +28,20 @@ from pagedkv._errors cimport check
 from pagedkv._prefixes import invalidate, namespace_stats, pin, probe, set_quota, touch
 from pagedkv._sequences import accept, close_many, commit_many, fork_many, open_many, reorder, truncate_many
 from pagedkv._memory cimport set_memory
+from pagedkv._tiers cimport as_path, set_tiers
+from pagedkv._tiers import flush_tiers
 from pagedkv._monitor import measure, publish_stats, unpublish_stats
 from pagedkv._pool cimport export_blocks
 from pagedkv._prompt cimport Prompt, read_prompt, release_prompt
 from pagedkv._resize import prepare_resize, resize
 from pagedkv._transfer import receive, regions, send
 from pagedkv._snapshot cimport load_prefixes, load_sequence, save_prefixes
+from pagedkv._planes import block_view, k_view, v_view
 from pagedkv.abi cimport (
     PKV_EVICTION_FIFO, PKV_EVICTION_LFU, PKV_EVICTION_LRU, PKV_EVICTION_PRIORITY, PKV_EVICTION_S3FIFO,
     PKV_EVICTION_SLRU, PKV_OFF, PKV_ON, PKV_STREAM_OF_SEQUENCE, pkv_cache_block_ptr, pkv_cache_check, pkv_cache_create,
     pkv_cache_destroy, pkv_cache_evict, pkv_cache_explain, pkv_cache_get_stats, pkv_cache_options,
-    pkv_cache_reset, pkv_cache_set_kv_scales, pkv_cache_victims, pkv_cache_zero_uncached, pkv_eviction, pkv_layout,
+    pkv_cache_reset, pkv_cache_victims, pkv_cache_zero_uncached, pkv_eviction, pkv_layout,
     pkv_rope, pkv_sequence_close, pkv_sequence_open, pkv_status, pkv_stream)
 from pagedkv.abi cimport (
     PKV_STATS_JSON, PKV_STATS_PROMETHEUS, pkv_cache_format_stats, pkv_stats_format, pkv_trace_start, pkv_trace_stop)
@@ -52,8 +59,9 @@ cdef dict EVICTIONS = {
 @cython.no_gc_clear
 cdef class Cache:
     """Cache(layout, num_blocks=None, memory=None, device="auto", prefix_caching=True, eviction="lru", buffer=None, \
-hash_seed=0, low_water=0, event_capacity=0, window=None, sinks=0, partial_reuse=False, rope=None, \
-max_num_blocks=None)\n--\n\n\
+hash_seed=0, low_water=0, event_capacity=0, window=None, sinks=0, partial_reuse=False, rope=None, devices=None, \
+shard=None, host_tier=None, disk_tier=None, disk_tier_bytes=None, tier_identity=None, recompute_tokens_per_second=0.0, \
+tier_min_hits=0, disk_tier_reset=False, max_num_blocks=None)\n--\n\n\
 Token sequences over blocks of one device, with a prefix cache.
 
     The size is given by num_blocks, by memory ("20GiB", bytes as an int, or a float: a share of the free memory), or by
@@ -67,13 +75,24 @@ Token sequences over blocks of one device, with a prefix cache.
     rope: a pagedkv.Rope by base, how K is rotated, for Sequence.shift(). max_num_blocks: for resize(), how many blocks
     there may ever be; addresses for them are reserved, memory is not.
 
+    devices: a list of names in place of device, for one cache over several; shard says what each holds: "heads", an equal
+    share of the KV heads of every layer, "layers", layers in a row, or "sequences", whole sequences (num_blocks is then of
+    each). The layout is the whole model's, stream may be a list. `shards` tells what each device holds.
+    host_tier: pinned host memory ("4GiB", or bytes as an int) for evicted blocks, which a later open() finds again.
+    disk_tier: a path, and disk_tier_bytes its largest size: the file behind the host tier, kept for later processes.
+    tier_identity: a name of the model and its weights; a file of another one is left alone.
+    recompute_tokens_per_second: only what is cheaper to fetch than to compute is offloaded, 0: everything. tier_min_hits:
+    blocks that were hit less often are not offloaded. disk_tier_reset: reset() empties the file, too.
+
     One thread at a time may mutate a cache and its batches; write_kv and attend may run beside it. On the host a cache
     exports its memory: numpy.asarray(cache) is uint8 [num_blocks, block_bytes], without a copy; while such views live,
     close() and resize() raise BusyError."""
 
     def __init__(self, layout, num_blocks=None, memory=None, device="auto", prefix_caching=True, eviction="lru",
                  buffer=None, hash_seed=0, low_water=0, event_capacity=0, window=None, sinks=0, partial_reuse=False,
-                 rope=None, max_num_blocks=None):
+                 rope=None, devices=None, shard=None, host_tier=None, disk_tier=None, disk_tier_bytes=None,
+                 tier_identity=None, recompute_tokens_per_second=0.0, tier_min_hits=0, disk_tier_reset=False,
+                 max_num_blocks=None):
         cdef pkv_cache_options options
         cdef pkv_rope rotation
         cdef pkv_cache_stats stats
@@ -108,6 +127,7 @@ Token sequences over blocks of one device, with a prefix cache.
         (<Layout> layout).fill(&c_layout)
         options.layout = &c_layout
         options.device = name
+        names = set_devices(&options, devices, shard, device)
         options.prefix_caching = PKV_ON if prefix_caching else PKV_OFF
         options.eviction = <pkv_eviction> <int> EVICTIONS[eviction]
         options.hash_seed = as_uint64(hash_seed, "hash_seed")
@@ -124,6 +144,8 @@ Token sequences over blocks of one device, with a prefix cache.
                 raise InvalidArgumentError(f"rope must be a pagedkv.Rope, got {describe(rope)}")
             rotation = (<Rope> rope)._rope
             options.rope = &rotation
+        tiers = set_tiers(&options, host_tier, disk_tier, disk_tier_bytes, tier_identity, recompute_tokens_per_second,
+                          tier_min_hits, disk_tier_reset)
         with nogil:
             status = pkv_cache_create(&options, &self._cache)
         check(status)
@@ -135,15 +157,26 @@ Token sequences over blocks of one device, with a prefix cache.
         self._base = stats.base
         self._num_blocks = stats.num_blocks
         self.device = (<bytes> stats.device).decode()
-        self._is_host = self.device == "host"
+        self._is_host = self.device.startswith("host")
+        self.shards = read_shards(self)
+        self.devices = tuple([part["device"] for part in self.shards])
+        self._num_devices = len(self.devices)
+        if shard == "sequences":
+            self._parts = [None] * self._num_devices
 
     def __dealloc__(self):
         cdef pkv_cache *cache = self._cache
         self._cache = NULL
         free(self._dropped)
-        if cache != NULL:
+        if cache != NULL and self._whole is None:
             with nogil:
                 pkv_cache_destroy(cache)
+
+    cdef bint is_in_call(self) noexcept:
+        return self._is_busy if self._parts is None else is_any_busy(self)
+
+    cdef Cache root(self):
+        return self if self._whole is None else self._whole
 
     cdef int require_open(self) except -1:
         if self._cache == NULL:
@@ -152,7 +185,9 @@ Token sequences over blocks of one device, with a prefix cache.
 
     cdef int enter(self) except -1:
         self.require_open()
-        if self._is_busy:
+        if self._whole is not None:
+            return self._whole.enter()
+        if self.is_in_call():
             raise BusyError("another call on this cache is running")
         if self._num_dropped > 0:
             self.close_dropped()
@@ -172,7 +207,7 @@ Token sequences over blocks of one device, with a prefix cache.
             pass  # a dead weak reference stays behind
         if self._cache == NULL:
             return
-        if not self._is_busy:
+        if not self.is_in_call():
             pkv_sequence_close(self._cache, id, PKV_STREAM_OF_SEQUENCE)
             return
         if self._num_dropped == self._dropped_capacity:
@@ -184,9 +219,24 @@ Token sequences over blocks of one device, with a prefix cache.
         self._dropped[self._num_dropped] = id
         self._num_dropped += 1
 
+    cdef list live_parts(self):
+        return find_live_parts(self)
+
+    cdef Cache take_part(self, int32_t index):
+        return make_part(self, index)
+
+    @property
+    def parts(self):
+        """With shard="sequences", what each device holds, as a cache of its own: with its own block ids, statistics, pins,
+        victims and snapshots, and the same sequences. They are closed with the cache."""
+        self.require_open()
+        if self._parts is None:
+            raise InvalidArgumentError("the cache's sequences are not shared out over devices: it has no parts")
+        return tuple([self.take_part(i) for i in range(<int32_t> self._num_devices)])
+
     cdef int get_stats(self, pkv_cache_stats *out) except -1:
         self.require_open()
-        if self._num_dropped > 0 and not self._is_busy:
+        if self._num_dropped > 0 and not self.is_in_call():
             self.close_dropped()
         memset(out, 0, sizeof(out[0]))
         out.struct_size = sizeof(out[0])
@@ -194,7 +244,7 @@ Token sequences over blocks of one device, with a prefix cache.
 
     cdef Sequence adopt(self, pkv_sequence id):
         cdef Sequence sequence = Sequence.__new__(Sequence)
-        sequence._cache = self
+        sequence._cache = self.root()
         sequence._id = id  # from here on its end closes it
         self._sequences[id] = weakref.ref(sequence)
         return sequence
@@ -253,7 +303,7 @@ Token sequences over blocks of one device, with a prefix cache.
         cdef int64_t num_zeroed = 0
         cdef pkv_stream handle = NULL
         cdef pkv_status status
-        as_stream(stream, &handle)
+        streams = take_streams(self, stream, &handle)
         self.enter()
         self._is_busy = True
         with nogil:
@@ -288,6 +338,8 @@ Token sequences over blocks of one device, with a prefix cache.
 
     resize, prepare_resize = resize, prepare_resize
 
+    flush_tiers = flush_tiers
+
     # ---- Snapshots
 
     def load_sequence(self, file, namespace=None, priority=None, tag=None, stream=0):
@@ -295,20 +347,20 @@ Token sequences over blocks of one device, with a prefix cache.
 
         namespace, priority, tag: None for what was saved. Saved regions belong to the saved namespace."""
         cdef pkv_stream handle = NULL
-        as_stream(stream, &handle)
+        streams = take_streams(self, stream, &handle)
         return load_sequence(self, file, namespace, priority, tag, handle)
 
     def save(self, file, stream=0):
         """Saves everything that can be hit, held or cached, to a path or a binary file. stream: that of the steps, which is
         waited for."""
         cdef pkv_stream handle = NULL
-        as_stream(stream, &handle)
+        streams = take_streams(self, stream, &handle)
         save_prefixes(self, file, handle)
 
     def load(self, file, stream=0):
         """Adds what save() wrote to the prefix cache: how many blocks were added. What is cached already stays."""
         cdef pkv_stream handle = NULL
-        as_stream(stream, &handle)
+        streams = take_streams(self, stream, &handle)
         return load_prefixes(self, file, handle)
 
     # ---- Events
@@ -321,9 +373,11 @@ Token sequences over blocks of one device, with a prefix cache.
 
     # ---- Batches and kernels
 
-    def batch(self, max_sequences, max_tokens, max_sequence_length=None, num_heads=None, formats=("table",)):
-        """A batch: one step's view of the cache. formats: of "table" (always there), "csr" and "pointers"."""
-        return Batch(self, max_sequences, max_tokens, max_sequence_length, num_heads, formats)
+    def batch(self, max_sequences, max_tokens, max_sequence_length=None, num_heads=None, formats=("table",),
+              tables="device"):
+        """A batch: one step's view of the cache. formats: of "table" (always there), "csr" and "pointers". tables, for
+        measurements: "mapped" keeps a device's tables in memory of the host."""
+        return Batch(self, max_sequences, max_tokens, max_sequence_length, num_heads, formats, tables)
 
     def discard(self, batch):
         """The step failed: takes back what the last prepare of the batch appended and registered."""
@@ -331,55 +385,41 @@ Token sequences over blocks of one device, with a prefix cache.
             raise InvalidArgumentError(f"batch must be a batch of this cache, got {describe(batch)}")
         (<Batch> batch).discard()
 
-    def write_kv(self, layer, batch, k, v, stream=0, rope=None):
+    def write_kv(self, layer, batch, k, v, stream=0, rope=None, shard=None):
         """Stores the rows of a step's new tokens: k [num_tokens, num_kv_heads, head_dim], v with v_head_dim.
 
         Any of float32, float16, bfloat16 (converted or quantised), or the cache's own dtype (stored as it is). rope, a
-        pagedkv.Rope, rotates k first."""
-        write_kv(self, layer, batch, k, v, stream, rope)
+        pagedkv.Rope, rotates k first. shard: of several devices, the index of the one that k and v belong to, with its
+        heads or layers; None where they tell it by where they are, or layer does."""
+        write_kv(self, layer, batch, k, v, stream, rope, shard)
 
-    def gather_kv(self, layer, batch, index, start, count, k=None, v=None, stream=0):
+    def gather_kv(self, layer, batch, index, start, count, k=None, v=None, stream=0, shard=None):
         """Rows start to start + count of the index-th sequence of the batch's step; returns (k, v).
 
         k: [count, num_kv_heads, head_dim], v with v_head_dim, of float32, float16 or bfloat16 (times the scales), or of
-        the cache's own dtype (bits as they are). On the host they are made of that where they are not given."""
-        return move_rows(self, layer, batch, index, start, count, k, v, stream, True)
+        the cache's own dtype (bits as they are). On the host they are made of that where they are not given. shard: as in
+        write_kv."""
+        return move_rows(self, layer, batch, index, start, count, k, v, stream, True, shard)
 
-    def scatter_kv(self, layer, batch, index, start, k, v, stream=0):
+    def scatter_kv(self, layer, batch, index, start, k, v, stream=0, shard=None):
         """Stores rows from start on of the index-th sequence of the batch's step; dtypes as in write_kv.
 
         The blocks are written whoever else holds them."""
-        move_rows(self, layer, batch, index, start, None, k, v, stream, False)
+        move_rows(self, layer, batch, index, start, None, k, v, stream, False, shard)
 
     def attend(self, layer, batch, q, out=None, stream=0, scale=None, causal=True, window=None, softcap=None,
-               sinks=None, alibi_slopes=None, tree_mask=None, lse=None, invariant=False, pdl=False):
+               sinks=None, alibi_slopes=None, tree_mask=None, lse=None, invariant=False, pdl=False, shard=None):
         """Attention of a step's new tokens, q [num_tokens, num_heads, head_dim], over their sequences.
 
         Returns out, [num_tokens, num_heads, v_head_dim] of q's dtype. lse, float32 [num_tokens, num_heads], is filled
         with the natural log-sum-exp of the scores. tree_mask, bool or uint8 [num_tokens, W], says whether a token
         attends the j-th new token of its own sequence, in place of causal. invariant: a sequence's result does not
-        depend on the step's other sequences; on the host it never does. pdl changes nothing in this version."""
+        depend on the step's other sequences; on the host it never does. pdl changes nothing in this version. shard: as in
+        write_kv; num_heads is that of the device."""
         return attend(self, layer, batch, q, out, stream, scale, causal, window, softcap, sinks, alibi_slopes,
-                      tree_mask, lse, invariant)
+                      tree_mask, lse, invariant, shard)
 
-    def set_kv_scales(self, layer, k_scale, v_scale):
-        """Static scales of a layer's K and V: numbers, or float32 [num_kv_heads]. Finite and positive."""
-        cdef int32_t index = as_int32(layer, "layer")
-        cdef int num_heads = self.layout.num_kv_heads
-        cdef float *scales
-        self.enter()
-        if self._num_kernels > 0:
-            raise BusyError("set_kv_scales while kernels are running")
-        scales = <float *> PyMem_Malloc(2 * num_heads * sizeof(float))
-        if scales == NULL:
-            raise MemoryError()
-        try:
-            read_scales(k_scale, "k_scale", scales, num_heads)
-            read_scales(v_scale, "v_scale", scales + num_heads, num_heads)
-            self.enter()
-            check(pkv_cache_set_kv_scales(self._cache, index, scales, scales + num_heads))
-        finally:
-            PyMem_Free(scales)
+    set_kv_scales = set_kv_scales
 
     # ---- Looking
 
@@ -428,11 +468,15 @@ Token sequences over blocks of one device, with a prefix cache.
         check(pkv_cache_block_ptr(self._cache, index, &address))
         return <uintptr_t> address
 
+    # ---- Its memory as arrays, by functions of another file
+
+    k_view, v_view, block_view = k_view, v_view, block_view
+
     cdef bytes format_stats(self, pkv_stats_format format):
         cdef size_t length = 0
         cdef bytearray text = bytearray(8192)
         self.require_open()
-        if self._num_dropped > 0 and not self._is_busy:
+        if self._num_dropped > 0 and not self.is_in_call():
             self.close_dropped()
         while True:
             check(pkv_cache_format_stats(self._cache, format, <char *> text, len(text), &length))
@@ -457,12 +501,7 @@ Token sequences over blocks of one device, with a prefix cache.
     def trace_start(self, path):
         """Records every call that changes the cache into a file, for `pagedkv replay`. The cache must be empty: no
         open sequences, pins or cached blocks (BusyError)."""
-        cdef bytes name
-        if not isinstance(path, (str, bytes, os.PathLike)):
-            raise InvalidArgumentError(f"path must be a path, got {describe(path)}")
-        name = os.fsencode(path)
-        if b"\0" in name:
-            raise InvalidArgumentError(f"path has a NUL in it: {path!r}")
+        cdef bytes name = as_path(path, "path")
         self.enter()
         check(pkv_trace_start(self._cache, name))
 
@@ -496,6 +535,8 @@ Token sequences over blocks of one device, with a prefix cache.
         cdef pkv_cache_stats stats
         if self._cache == NULL:
             return
+        if self._whole is not None:
+            raise InvalidArgumentError("a part is closed with the cache that it is of")
         self.enter()
         if self._num_kernels > 0:
             raise BusyError("close while kernels are running")
@@ -503,6 +544,10 @@ Token sequences over blocks of one device, with a prefix cache.
             raise BusyError("close while a resize is prepared")
         if self._num_views > 0:
             raise BusyError(f"close while {self._num_views} views of the cache's memory live")
+        parts = self.live_parts() if self._parts is not None else []
+        for part in parts:
+            if (<Cache> part)._num_views > 0:
+                raise BusyError(f"close while {(<Cache> part)._num_views} views of the memory of {part.device} live")
         self.get_stats(&stats)
         if stats.num_transfers > 0:
             raise BusyError(f"close while {stats.num_transfers} transfers are open: they may still read or write")
@@ -512,6 +557,8 @@ Token sequences over blocks of one device, with a prefix cache.
         for batch in batches:
             (<Batch> batch).close()
         self.enter()
+        for part in parts:
+            (<Cache> part)._cache = NULL
         cache = self._cache
         self._cache = NULL
         with nogil:
@@ -531,7 +578,7 @@ Token sequences over blocks of one device, with a prefix cache.
         if self._cache == NULL:
             return "<pagedkv.Cache closed>"
         self.get_stats(&stats)
-        return (f"<pagedkv.Cache {self.device}, {stats.num_blocks} blocks of {self.layout.block_size} tokens, "
+        return (f"<pagedkv.Cache {', '.join(self.devices)}, {stats.num_blocks} blocks of {self.layout.block_size} tokens, "
                 f"{stats.uncached_blocks + stats.cached_blocks} free, {stats.num_sequences} sequences>")
 
     def __getbuffer__(self, Py_buffer *buffer, int flags):
@@ -539,6 +586,8 @@ Token sequences over blocks of one device, with a prefix cache.
             raise BufferError("cache is closed" if self._cache == NULL else f"the cache's memory is on {self.device}")
         if self._is_resizing:
             raise BufferError("the cache is being resized")
+        if self._num_devices > 1:
+            raise BufferError("the cache's memory is on several devices: shards has the address of each part")
         self._shape[0], self._shape[1] = self._num_blocks, self.layout.block_bytes
         self._strides[0], self._strides[1] = self.layout.block_bytes, 1
         export_blocks(self, self._base, self._shape, self._strides, buffer, flags)
@@ -555,6 +604,8 @@ Token sequences over blocks of one device, with a prefix cache.
         self.require_open()
         if self._is_resizing:
             raise BufferError("the cache is being resized")
+        if self._num_devices > 1:
+            raise BufferError("the cache's memory is on several devices: shards has the address of each part")
         options = {"max_version": max_version, "dl_device": dl_device, "copy": copy}
         return make_capsule(make_lease(self, &self._num_views), self._base, self.device, (self.num_blocks, self.layout.block_bytes),
                             (self.layout.block_bytes, 1), DL_UINT, 8, False, options)
@@ -563,26 +614,7 @@ Token sequences over blocks of one device, with a prefix cache.
     def __cuda_array_interface__(self):
         if self._is_host:
             raise AttributeError("the cache's memory is on the host: use numpy.asarray")
+        if self._num_devices > 1:
+            raise AttributeError("the cache's memory is on several devices: shards has the address of each part")
         return {"shape": (self.num_blocks, self.layout.block_bytes), "typestr": "|u1", "data": (self.base_ptr, False),
                 "version": 3}
-
-
-cdef int read_scales(object value, str name, float *out, int num_heads) except -1:
-    # A number for all heads, or num_heads of them.
-    cdef int head
-    cdef double scale
-    if hasattr(value, "__len__") and not isinstance(value, (str, bytes)) and not (
-            isinstance(value, numpy.ndarray) and value.ndim == 0):
-        try:
-            array = numpy.asarray(value)
-        except Exception as error:
-            raise InvalidArgumentError(f"{name} must be a number or an array: {error}") from None
-        if array.shape != (num_heads,) or array.dtype.kind not in "fiu":
-            raise InvalidArgumentError(f"{name} must be a number or float32 [{num_heads}], got {describe(array)}")
-        values = array.tolist()
-    else:
-        values = [value] * num_heads
-    for head in range(num_heads):
-        scale = as_double(values[head], name)
-        out[head] = <float> scale
-    return 0

@@ -22,7 +22,7 @@ cdef Lease make_lease(object owner, Py_ssize_t *count):
 
 
 cdef tuple find_device(str device):
-    if device == "host":
+    if device.startswith("host"):
         return <int> DL_CPU, 0
     return <int> DL_CUDA, int(device.removeprefix("cuda:"))
 
@@ -31,8 +31,8 @@ cdef tuple find_device(str device):
 cdef struct Export:
     DLManagedTensorVersioned versioned
     DLManagedTensor plain
-    int64_t shape[2]
-    int64_t strides[2]
+    int64_t shape[4]
+    int64_t strides[4]
 
 
 cdef void delete_export(Export *exported) noexcept with gil:

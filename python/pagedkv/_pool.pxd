@@ -1,4 +1,4 @@
-from pagedkv._arrays cimport AdoptedMemory
+from pagedkv._adopted cimport AdoptedMemory
 from pagedkv.abi cimport pkv_pool
 
 cdef class Pool:

@@ -8,11 +8,13 @@ from libc.string cimport memset
 
 import numpy
 
+from pagedkv._adopted cimport AdoptedMemory
 from pagedkv._arrays cimport (
-    AdoptedMemory, IntView, as_int32, as_int64, as_positive, as_stream, as_text, as_uint64, release_ints, view_ints)
+    IntView, as_int32, as_int64, as_positive, as_stream, as_text, as_uint64, release_ints, view_ints)
 from pagedkv._dlpack cimport DL_UINT, find_device, make_capsule, make_lease
 from pagedkv._errors import BusyError, InvalidArgumentError
 from pagedkv._errors cimport check
+from pagedkv._views cimport make_view
 from pagedkv.abi cimport (
     pkv_cuda_info, pkv_cuda_query, pkv_device_info, pkv_device_query, pkv_pool_allocate, pkv_pool_block_ptr,
     pkv_pool_copy_blocks, pkv_pool_create, pkv_pool_destroy, pkv_pool_free, pkv_pool_get_stats, pkv_pool_num_blocks,
@@ -84,7 +86,7 @@ cdef class Pool:
     """Pool(block_bytes, num_blocks=None, device="auto", buffer=None, max_num_blocks=None)\n--\n\n\
 Fixed-size blocks of one device, from one allocation up front, counted by owners. Thread-safe.
 
-    block_bytes is rounded up to a multiple of 256. device: "host", "cuda", "cuda:1" or "auto". buffer: writable memory
+    block_bytes is rounded up to a multiple of 256. device: "host", "host:1", "cuda", "cuda:1" or "auto". buffer: writable memory
     to use in place of an allocation (an object with the buffer protocol or __cuda_array_interface__, or a tuple
     (pointer, bytes)); then num_blocks may be None: as many as fit. max_num_blocks: for resize(), how many blocks there may
     ever be; addresses for them are reserved, memory is not. (A pool of the host may be resized without.)
@@ -127,7 +129,7 @@ Fixed-size blocks of one device, from one allocation up front, counted by owners
         self._base = stats.base
         self.device = (<bytes> stats.device).decode()
         self.block_bytes = stats.block_bytes
-        self._is_host = self.device == "host"
+        self._is_host = self.device.startswith("host")
 
     def __dealloc__(self):
         cdef pkv_pool *pool = self._pool
@@ -209,6 +211,11 @@ Fixed-size blocks of one device, from one allocation up front, counted by owners
         self._require_open()
         check(pkv_pool_block_ptr(self._pool, as_int32(block, "block"), &address))
         return <uintptr_t> address
+
+    def block_view(self, block):
+        """A block as uint8 [block_bytes], without a copy: a MemoryView. close() raises BusyError while it lives."""
+        address = self.block_ptr(block)
+        return make_view(make_lease(self, &self._num_views), address, (self.block_bytes,), (1,), "uint8", self.device)
 
     def resize(self, num_blocks):
         """Grows the pool, or shrinks it where the tail is free (else BusyError). Addresses do not change; what is cut off

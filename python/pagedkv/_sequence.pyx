@@ -7,15 +7,17 @@ from libc.string cimport memset
 
 import json
 
-from pagedkv._arrays cimport IntView, as_int32, as_int64, as_milliseconds, as_stream, release_ints, view_ints, wrap_array
+from pagedkv._arrays cimport IntView, as_int32, as_int64, as_milliseconds, release_ints, view_ints, wrap_array
+from pagedkv._devices cimport take_streams
 from pagedkv._errors import InvalidArgumentError, NotFoundError
 from pagedkv._errors cimport check
 from pagedkv._snapshot cimport save_sequence
 from pagedkv.abi cimport (
     PKV_STREAM_OF_SEQUENCE, pkv_array, pkv_sequence_append, pkv_sequence_blocks, pkv_sequence_close,
     pkv_sequence_commit, pkv_sequence_fork, pkv_sequence_get_info, pkv_sequence_rematch, pkv_sequence_reserve,
-    pkv_sequence_set_retention, pkv_sequence_shift, pkv_sequence_truncate, pkv_status)
-from pagedkv.abi cimport pkv_sequence_explain
+    pkv_sequence_migrate, pkv_sequence_set_retention, pkv_sequence_shift, pkv_sequence_truncate, pkv_status)
+from pagedkv.abi cimport pkv_sequence_explain, pkv_sequence_offload, pkv_sequence_restore
+from pagedkv._cache cimport Cache
 
 
 @cython.no_gc_clear
@@ -88,7 +90,7 @@ cdef class Sequence:
         cdef pkv_status status
         cdef Cache cache = self._cache
         if stream is not None:
-            as_stream(stream, &handle)
+            streams = take_streams(self._cache, stream, &handle)
         view_ints(tokens, "tokens", sizeof(int64_t), &view)
         try:
             self.enter()
@@ -125,7 +127,7 @@ cdef class Sequence:
         cdef pkv_status status
         cdef Cache cache = self._cache
         if stream is not None:
-            as_stream(stream, &handle)
+            streams = take_streams(self._cache, stream, &handle)
         self.enter()
         cache._is_busy = True
         with nogil:
@@ -133,12 +135,39 @@ cdef class Sequence:
         cache._is_busy = False
         check(status)
 
+    def migrate(self, device_index, stream=0):
+        """With shard="sequences", moves to another device: what is cached there is taken, the other blocks are copied. All or
+        none; its id changes and blocks reserved ahead are given back. Waits for its last stream and for `stream`, a list as
+        everywhere."""
+        cdef pkv_stream handle = NULL
+        cdef pkv_sequence id = 0
+        cdef int32_t index = as_int32(device_index, "device_index")
+        cdef pkv_status status
+        cdef Cache cache = self._cache
+        streams = take_streams(self._cache, stream, &handle)
+        self.enter()
+        cache._is_busy = True
+        with nogil:
+            status = pkv_sequence_migrate(cache._cache, self._id, index, handle, &id)
+        cache._is_busy = False
+        check(status)
+        reference = cache._sequences.pop(self._id)
+        self._id = id
+        cache._sequences[id] = reference
+
+    @property
+    def device_index(self):
+        """With shard="sequences", the index of the device that it is on; else 0."""
+        cdef pkv_sequence_info info
+        self.get_info(&info)
+        return info.device_index
+
     def save(self, file, stream=None):
         """Saves tokens, K and V to a path or a binary file, for Cache.load_sequence(). stream: where its last work was
         queued, which is waited for; None is that of its last prepare."""
         cdef pkv_stream handle = PKV_STREAM_OF_SEQUENCE
         if stream is not None:
-            as_stream(stream, &handle)
+            streams = take_streams(self._cache, stream, &handle)
         self.enter()
         save_sequence(self._cache, self._id, file, handle)
 
@@ -154,12 +183,35 @@ cdef class Sequence:
         self.enter()
         check(pkv_sequence_set_retention(self._cache._cache, self._id, first, last, level, ttl_ms))
 
+    def offload(self):
+        """Preemption: moves all its blocks to the host tier, or none (OutOfBlocksError). It stays open; until restore()
+        it can be looked at and closed, all else raises BusyError."""
+        cdef pkv_status status
+        cdef Cache cache = self._cache
+        self.enter()
+        cache._is_busy = True
+        with nogil:
+            status = pkv_sequence_offload(cache._cache, self._id)
+        cache._is_busy = False
+        check(status)
+
+    def restore(self):
+        """Brings the blocks of an offloaded sequence back, all or none."""
+        cdef pkv_status status
+        cdef Cache cache = self._cache
+        self.enter()
+        cache._is_busy = True
+        with nogil:
+            status = pkv_sequence_restore(cache._cache, self._id)
+        cache._is_busy = False
+        check(status)
+
     def close(self, stream=None):
         """Releases everything. stream: where its last work was queued; None is that of its last prepare. A second close
         raises NotFoundError."""
         cdef pkv_stream handle = PKV_STREAM_OF_SEQUENCE
         if stream is not None:
-            as_stream(stream, &handle)
+            streams = take_streams(self._cache, stream, &handle)
         self.close_on(handle)
 
     @property
@@ -207,6 +259,13 @@ cdef class Sequence:
         cdef pkv_sequence_info info
         self.get_info(&info)
         return info.tag
+
+    @property
+    def is_offloaded(self):
+        """Its blocks are in the host tier."""
+        cdef pkv_sequence_info info
+        self.get_info(&info)
+        return info.is_offloaded != 0
 
     @property
     def blocks(self):

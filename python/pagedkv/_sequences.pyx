@@ -8,9 +8,9 @@ from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memset
 
-from pagedkv._arrays cimport (
-    IntView, as_int32, as_int64, as_stream, as_uint64, describe, release_ints, view_ints)
+from pagedkv._arrays cimport IntView, as_int32, as_int64, as_uint64, describe, release_ints, view_ints
 from pagedkv._cache cimport Cache
+from pagedkv._devices cimport take_streams
 from pagedkv._errors import InvalidArgumentError, NotFoundError
 from pagedkv._errors cimport check
 from pagedkv._sequence cimport Sequence
@@ -261,7 +261,7 @@ def close_many(Cache self, sequences, stream=None):
     cdef pkv_stream handle = PKV_STREAM_OF_SEQUENCE
     cdef Py_ssize_t i
     if stream is not None:
-        as_stream(stream, &handle)
+        streams = take_streams(cache, stream, &handle)
     ids.read(cache)
     check(pkv_sequences_close(cache._cache, ids.ids, ids.count, handle))
     for i in range(ids.count):
@@ -293,7 +293,7 @@ def accept(Cache self, sequences, num_drafts, kept, stream=None):
     cdef pkv_stream handle = PKV_STREAM_OF_SEQUENCE
     cdef pkv_status status
     if stream is not None:
-        as_stream(stream, &handle)
+        streams = take_streams(cache, stream, &handle)
     places.require(ids.count, "kept")
     ids.read(cache)
     cache._is_busy = True

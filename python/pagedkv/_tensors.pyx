@@ -15,7 +15,8 @@ from pagedkv._dlpack cimport (
     DL_FLOAT8_E5M2, DL_INT, DL_UINT, DLManagedTensorVersioned, DLTensor)
 from pagedkv._errors import InvalidArgumentError, UnsupportedError
 from pagedkv.abi cimport (
-    PKV_BFLOAT16, PKV_BOOL, PKV_DTYPE_NONE, PKV_FLOAT16, PKV_FLOAT32, PKV_FLOAT8_E4M3, PKV_FLOAT8_E5M2, PKV_INT8)
+    PKV_BFLOAT16, PKV_BOOL, PKV_DTYPE_NONE, PKV_FLOAT16, PKV_FLOAT32, PKV_FLOAT8_E4M3, PKV_FLOAT8_E5M2, PKV_INT32,
+    PKV_INT8)
 
 cdef enum:
     MAX_DIMENSIONS = 4
@@ -31,7 +32,7 @@ cdef dict EXTENSION_DTYPES = {
 
 
 cdef inline Py_ssize_t item_bytes(pkv_dtype dtype) noexcept:
-    if dtype == PKV_FLOAT32:
+    if dtype == PKV_FLOAT32 or dtype == PKV_INT32:
         return 4
     return 2 if dtype == PKV_FLOAT16 or dtype == PKV_BFLOAT16 else 1
 
@@ -42,6 +43,12 @@ cdef pkv_dtype match_bits(str kind, int num_bits, str name, pkv_dtype byte_dtype
         if num_bits == 8 and (kind == "b" or kind == "u"):
             return PKV_BOOL
         raise InvalidArgumentError(f"{name} has dtype {shown}, which is neither bool nor uint8")
+    if byte_dtype == PKV_INT32:
+        if num_bits == 8 and (kind == "b" or kind == "u"):
+            return PKV_BOOL
+        if num_bits == 32 and kind == "i":
+            return PKV_INT32
+        raise InvalidArgumentError(f"{name} has dtype {shown}, which is neither bool, uint8 nor int32")
     if kind == "f" and num_bits == 32:
         return PKV_FLOAT32
     if kind == "f" and num_bits == 16:
@@ -145,7 +152,7 @@ cdef TensorView view_buffer(object value, str name, pkv_dtype byte_dtype, bint i
             kind = "f"
         elif format[0] in b"BH":
             kind = "u"
-        elif format[0] == b'b':
+        elif format[0] in b"bi":
             kind = "i"
         elif format[0] == b'?':
             kind = "b"
@@ -173,27 +180,32 @@ cdef object get_capsule(object value, str name):
         raise InvalidArgumentError(f"{name} does not give its memory by DLPack: {error}") from None
 
 
-cdef TensorView view_dlpack(object value, str name, pkv_dtype byte_dtype, bint is_written):
-    cdef TensorView view = TensorView.__new__(TensorView)
+cdef DLTensor *open_capsule(object capsule, str name, bint *out_is_read_only) except NULL:
     cdef DLManagedTensorVersioned *versioned
-    cdef DLTensor *tensor
-    cdef Py_ssize_t shape[MAX_DIMENSIONS]
-    cdef Py_ssize_t strides[MAX_DIMENSIONS]
-    cdef int axis
-    capsule = get_capsule(value, name)
     if not PyCapsule_CheckExact(capsule):
         raise InvalidArgumentError(f"__dlpack__ of {name} gave {describe(capsule)} in place of a capsule")
     if PyCapsule_IsValid(capsule, b"dltensor_versioned"):
         versioned = <DLManagedTensorVersioned *> PyCapsule_GetPointer(capsule, b"dltensor_versioned")
         if versioned.major != 1:
             raise UnsupportedError(f"{name} comes by DLPack {versioned.major}.{versioned.minor}; 1.x is understood")
-        if is_written and versioned.flags & DL_FLAG_READ_ONLY:
-            raise InvalidArgumentError(f"{name} must be writable, got a read-only array")
-        tensor = &versioned.tensor
-    elif PyCapsule_IsValid(capsule, b"dltensor"):
-        tensor = <DLTensor *> PyCapsule_GetPointer(capsule, b"dltensor")
-    else:
-        raise InvalidArgumentError(f"__dlpack__ of {name} gave a capsule that was used already")
+        out_is_read_only[0] = versioned.flags & DL_FLAG_READ_ONLY != 0
+        return &versioned.tensor
+    if PyCapsule_IsValid(capsule, b"dltensor"):
+        return <DLTensor *> PyCapsule_GetPointer(capsule, b"dltensor")
+    raise InvalidArgumentError(f"__dlpack__ of {name} gave a capsule that was used already")
+
+
+cdef TensorView view_dlpack(object value, str name, pkv_dtype byte_dtype, bint is_written):
+    cdef TensorView view = TensorView.__new__(TensorView)
+    cdef DLTensor *tensor
+    cdef bint is_read_only = False
+    cdef Py_ssize_t shape[MAX_DIMENSIONS]
+    cdef Py_ssize_t strides[MAX_DIMENSIONS]
+    cdef int axis
+    capsule = get_capsule(value, name)
+    tensor = open_capsule(capsule, name, &is_read_only)
+    if is_written and is_read_only:
+        raise InvalidArgumentError(f"{name} must be writable, got a read-only array")
     # The capsule is not taken over: its own destructor gives the memory back when the view goes.
     view._owner = capsule
     if tensor.device.device_type == DL_CPU:
@@ -201,6 +213,7 @@ cdef TensorView view_dlpack(object value, str name, pkv_dtype byte_dtype, bint i
     elif tensor.device.device_type == DL_CUDA:
         view.device = DEVICE_CUDA
         view.ordinal = tensor.device.device_id
+        view.has_ordinal = True
     elif tensor.device.device_type in (DL_CUDA_HOST, DL_CUDA_MANAGED):
         view.device = DEVICE_UNKNOWN
     else:

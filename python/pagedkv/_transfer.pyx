@@ -1,6 +1,7 @@
 # cython: language_level=3, binding=True
 """Blocks on their way out or in: transfers, and the memory that an engine registers."""
 cimport cython
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.stdint cimport int32_t, int64_t, uint64_t, uintptr_t
 from libc.string cimport memset
 
@@ -137,19 +138,27 @@ def receive(Cache self, num_blocks, namespace=0, priority=0, tag=0, salts=None, 
 
 
 def regions(Cache self):
-    """The memory that holds the blocks, for a transfer engine to register: a list of dicts with base, bytes, block_bytes,
-    first_block, num_blocks and device."""
-    cdef pkv_memory_region region
-    cdef int64_t count = 0
+    """The memory that holds the blocks, for a transfer engine to register, of each device: a list of dicts with base,
+    bytes, block_bytes, first_block, num_blocks and device."""
+    cdef pkv_memory_region *found
+    cdef int64_t count = 0, i
     self.require_open()
-    memset(&region, 0, sizeof(region))
-    region.struct_size = sizeof(region)
-    check(pkv_cache_get_regions(self._cache, &region, 1, &count))
-    return [{
-        "base": <uintptr_t> region.base,
-        "bytes": region.bytes,
-        "block_bytes": region.block_bytes,
-        "first_block": region.first_block,
-        "num_blocks": region.num_blocks,
-        "device": (<bytes> region.device).decode(),
-    }]
+    check(pkv_cache_get_regions(self._cache, NULL, 0, &count))
+    found = <pkv_memory_region *> PyMem_Malloc(<size_t> count * sizeof(pkv_memory_region))
+    if found == NULL:
+        raise MemoryError()
+    try:
+        memset(found, 0, <size_t> count * sizeof(pkv_memory_region))
+        for i in range(count):
+            found[i].struct_size = sizeof(pkv_memory_region)
+        check(pkv_cache_get_regions(self._cache, found, count, &count))
+        return [{
+            "base": <uintptr_t> found[i].base,
+            "bytes": found[i].bytes,
+            "block_bytes": found[i].block_bytes,
+            "first_block": found[i].first_block,
+            "num_blocks": found[i].num_blocks,
+            "device": (<bytes> found[i].device).decode(),
+        } for i in range(count)]
+    finally:
+        PyMem_Free(found)

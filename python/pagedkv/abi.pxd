@@ -206,6 +206,12 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         PKV_EVICTION_SLRU
         PKV_EVICTION_S3FIFO
 
+    ctypedef enum pkv_shard:
+        PKV_SHARD_NONE
+        PKV_SHARD_HEADS
+        PKV_SHARD_LAYERS
+        PKV_SHARD_SEQUENCES
+
     ctypedef struct pkv_cache_options:
         size_t struct_size
         const pkv_layout *layout
@@ -224,6 +230,17 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         const pkv_rope *rope
         int64_t low_water
         int64_t event_capacity
+        const char *const *devices
+        int32_t num_devices
+        pkv_shard shard
+        uint64_t host_tier_bytes
+        int64_t host_tier_blocks
+        const char *disk_tier_path
+        uint64_t disk_tier_bytes
+        const char *tier_identity
+        double recompute_tokens_per_second
+        int64_t tier_min_hits
+        pkv_toggle disk_tier_reset
         int64_t max_num_blocks
     pkv_status pkv_cache_create(const pkv_cache_options *options, pkv_cache **out)
     void pkv_cache_destroy(pkv_cache *cache)
@@ -284,6 +301,27 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         uint64_t device_free_bytes
         int64_t unused_slots
         int64_t free_tail_blocks
+        int64_t host_tier_blocks
+        int64_t host_tier_resident
+        int64_t host_hit_tokens
+        int64_t disk_hit_tokens
+        int64_t tier_misses
+        int64_t offloaded_blocks
+        int64_t restored_blocks
+        int64_t skipped_offloads
+        int64_t host_tier_evictions
+        int64_t offloaded_sequences
+        int64_t offload_rate
+        int64_t restore_rate
+        int64_t is_disk_tier_on
+        int64_t disk_tier_blocks
+        int64_t disk_tier_resident
+        int64_t disk_writes
+        int64_t disk_reads
+        int64_t disk_drops
+        int64_t disk_damaged
+        int64_t disk_write_rate
+        int64_t disk_read_rate
         int64_t max_num_blocks
         int64_t moved_blocks
     pkv_status pkv_cache_get_stats(const pkv_cache *cache, pkv_cache_stats *out)
@@ -296,7 +334,20 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
     pkv_status pkv_cache_check(const pkv_cache *cache)
     pkv_status pkv_cache_explain(const pkv_cache *cache, int32_t block, char *buffer, size_t capacity,
                                  size_t *out_length)
+    pkv_status pkv_cache_flush_tiers(pkv_cache *cache)
     pkv_status pkv_cache_block_ptr(const pkv_cache *cache, int32_t block, void **out)
+
+    ctypedef struct pkv_shard_info:
+        size_t struct_size
+        char device[16]
+        void *base
+        uint64_t block_bytes
+        int32_t num_devices
+        pkv_shard shard
+        int32_t first_layer, num_layers
+        int32_t first_kv_head, num_kv_heads
+    pkv_status pkv_cache_get_shard(const pkv_cache *cache, int32_t device_index, pkv_shard_info *out)
+    pkv_status pkv_cache_get_part(pkv_cache *cache, int32_t device_index, pkv_cache **out)
 
     # ---- 5. Sequences
     ctypedef uint64_t pkv_sequence
@@ -333,12 +384,18 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         uint64_t namespace_id
         int32_t priority
         uint64_t tag
+        int32_t device_index
+        int32_t is_offloaded
     pkv_status pkv_sequence_get_info(const pkv_cache *cache, pkv_sequence sequence, pkv_sequence_info *out)
     pkv_status pkv_sequence_blocks(const pkv_cache *cache, pkv_sequence sequence, pkv_array *out)
     pkv_status pkv_sequence_shift(pkv_cache *cache, pkv_sequence sequence, int64_t start, int64_t count,
                                   pkv_stream stream)
     pkv_status pkv_sequence_set_retention(pkv_cache *cache, pkv_sequence sequence, int64_t start, int64_t end,
                                           int32_t priority, int64_t ttl_ms)
+    pkv_status pkv_sequence_offload(pkv_cache *cache, pkv_sequence sequence)
+    pkv_status pkv_sequence_restore(pkv_cache *cache, pkv_sequence sequence)
+    pkv_status pkv_sequence_migrate(pkv_cache *cache, pkv_sequence sequence, int32_t device_index, pkv_stream stream,
+                                    pkv_sequence *out)
     pkv_status pkv_sequence_explain(const pkv_cache *cache, pkv_sequence sequence, char *buffer, size_t capacity,
                                     size_t *out_length)
     pkv_status pkv_sequences_open(pkv_cache *cache, const int64_t *tokens, int64_t num_tokens, const int64_t *counts,
@@ -368,6 +425,10 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
     const uint32_t PKV_FORMAT_CSR
     const uint32_t PKV_FORMAT_POINTERS
 
+    ctypedef enum pkv_table_memory:
+        PKV_TABLES_DEVICE
+        PKV_TABLES_MAPPED
+
     ctypedef struct pkv_batch_options:
         size_t struct_size
         int64_t max_sequences
@@ -375,6 +436,7 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         int64_t max_sequence_length
         int32_t num_heads
         uint32_t formats
+        pkv_table_memory tables
     pkv_status pkv_batch_create(pkv_cache *cache, const pkv_batch_options *options, pkv_batch **out)
     void pkv_batch_destroy(pkv_batch *batch)
 
@@ -385,6 +447,7 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         int64_t pad_sequences
         int64_t pad_tokens
         int64_t max_query_len
+        int64_t steps_ahead
     pkv_status pkv_batch_prepare(pkv_batch *batch, const pkv_sequence *sequences, const int64_t *counts,
                                  int64_t num_sequences, const int64_t *tokens, int64_t num_tokens,
                                  const pkv_prepare_options *options)
@@ -400,8 +463,14 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         PKV_INDICES
         PKV_LAST_BLOCK_LEN
         PKV_BLOCK_POINTERS
+        PKV_SEQUENCE_PLACES
+        PKV_TOKEN_PLACES
     pkv_status pkv_batch_get_table(const pkv_batch *batch, pkv_batch_table table, pkv_array *out)
     pkv_status pkv_batch_get_device_table(const pkv_batch *batch, pkv_batch_table table, pkv_array *out)
+    pkv_status pkv_batch_get_shard_table(const pkv_batch *batch, pkv_batch_table table, int32_t device_index,
+                                         pkv_array *out)
+
+    pkv_status pkv_batch_get_part(pkv_batch *batch, int32_t device_index, pkv_batch **out)
 
     ctypedef struct pkv_batch_info:
         size_t struct_size
@@ -410,7 +479,14 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         int64_t max_query_len
         int64_t max_seq_len
         uint64_t generation
+        uint64_t uploaded_bytes
     pkv_status pkv_batch_get_info(const pkv_batch *batch, pkv_batch_info *out)
+
+    pkv_status pkv_batch_advance(pkv_batch *batch, const pkv_tensor *is_active, pkv_stream stream)
+    pkv_status pkv_batch_get_advanced(const pkv_batch *batch, int64_t num_sequences, pkv_stream stream,
+                                      int64_t *out_counts, int64_t *out_num_refused)
+    pkv_status pkv_batch_settle(pkv_batch *batch, const int64_t *counts, int64_t num_sequences, const int64_t *tokens,
+                                int64_t num_tokens)
 
     # ---- 7. Prefixes and namespaces
     pkv_status pkv_prefix_probe(const pkv_cache *cache, const int64_t *tokens, int64_t num_tokens,
@@ -476,12 +552,19 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         size_t struct_size
         pkv_stream stream
         const pkv_rope *rope
+        int32_t device_index
     pkv_status pkv_write_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch, const pkv_tensor *k,
                             const pkv_tensor *v, const pkv_write_options *options)
     pkv_status pkv_gather_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch, int64_t sequence_index,
                              int64_t start, int64_t count, const pkv_tensor *k, const pkv_tensor *v, pkv_stream stream)
     pkv_status pkv_scatter_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch, int64_t sequence_index,
                               int64_t start, int64_t count, const pkv_tensor *k, const pkv_tensor *v, pkv_stream stream)
+    pkv_status pkv_gather_shard_kv(pkv_cache *cache, int32_t device_index, int32_t layer, const pkv_batch *batch,
+                                   int64_t sequence_index, int64_t start, int64_t count, const pkv_tensor *k,
+                                   const pkv_tensor *v, pkv_stream stream)
+    pkv_status pkv_scatter_shard_kv(pkv_cache *cache, int32_t device_index, int32_t layer, const pkv_batch *batch,
+                                    int64_t sequence_index, int64_t start, int64_t count, const pkv_tensor *k,
+                                    const pkv_tensor *v, pkv_stream stream)
 
     ctypedef struct pkv_attend_options:
         size_t struct_size
@@ -495,6 +578,7 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         const pkv_tensor *lse
         const pkv_tensor *tree_mask
         pkv_toggle invariant
+        int32_t device_index
     pkv_status pkv_attend(pkv_cache *cache, int32_t layer, const pkv_batch *batch, const pkv_tensor *q,
                           const pkv_tensor *out, const pkv_attend_options *options)
     pkv_status pkv_merge_states(const char *device, const pkv_tensor *out_a, const pkv_tensor *lse_a,

@@ -82,7 +82,14 @@ void free(void *pointer) {
 
 void *mmap(void *address, size_t size, int protection, int flags, int file, off_t offset) {
   if (fails_now()) return errno = ENOMEM, MAP_FAILED;
-  return reinterpret_cast<void *>(syscall(SYS_mmap, address, size, protection, flags, file, offset));
+  void *mapping = reinterpret_cast<void *>(syscall(SYS_mmap, address, size, protection, flags, file, offset));
+  if (mapping != MAP_FAILED && (flags & MAP_FIXED) == 0) ++num_live;
+  return mapping;
+}
+
+int munmap(void *address, size_t size) {
+  --num_live;
+  return static_cast<int>(syscall(SYS_munmap, address, size));
 }
 
 int mprotect(void *address, size_t size, int protection) {
@@ -100,8 +107,10 @@ constexpr int64_t kTokens = 40;
 struct World {
   pkv_pool *pool = nullptr;
   int32_t pool_blocks[4] = {};
-  pkv_cache *cache = nullptr, *shifting = nullptr;
-  pkv_batch *batch = nullptr;
+  pkv_cache *cache = nullptr, *shifting = nullptr, *several = nullptr, *tiered = nullptr;
+  pkv_batch *several_batch = nullptr;
+  pkv_sequence preempted = 0;
+  pkv_batch *batch = nullptr, *stepper = nullptr;
   pkv_resize *resize = nullptr;
   pkv_sequence sequences[16] = {};
   int64_t tokens[3 * kTokens] = {};
@@ -110,7 +119,7 @@ struct World {
   float rows[2 * kTokens * NUM_KV_HEADS * HEAD_DIM] = {};
   size_t text_length = 0;
   char text[1 << 14] = {};
-  char path[64] = {}, page_path[80] = {};
+  char path[64] = {}, page_path[80] = {}, tier_path[80] = {};
 };
 
 struct Call {
@@ -130,7 +139,7 @@ std::string describe(const World &world) {
                   static_cast<long long>(stats.frees));
     text += line;
   }
-  for (pkv_cache *cache : {world.cache, world.shifting}) {
+  for (pkv_cache *cache : {world.cache, world.shifting, world.several, world.tiered}) {
     if (cache == nullptr) continue;
     CHECK_OK(pkv_cache_check(cache));
     pkv_cache_stats stats = get_cache_stats(cache);
@@ -169,6 +178,16 @@ pkv_snapshot_io make_io(const World &world) {
   return io;
 }
 
+pkv_status create_tiered(World &w) {
+  const pkv_layer_group group = make_group();
+  const pkv_layout layout = make_layout(&group);
+  pkv_cache_options options = make_cache_options(&layout, 16);
+  options.host_tier_blocks = 12;
+  options.disk_tier_path = w.tier_path;
+  options.disk_tier_bytes = 1 << 18;
+  return pkv_cache_create(&options, &w.tiered);
+}
+
 pkv_status create_cache(pkv_cache **out, bool shifts) {
   const pkv_layer_group group = make_group();
   const pkv_layout layout = make_layout(&group);
@@ -188,6 +207,25 @@ pkv_status create_cache(pkv_cache **out, bool shifts) {
   }
   return pkv_cache_create(&options, out);
 }
+
+// Over two devices: the second one's part may fail after the first one's.
+pkv_status create_over_several(pkv_cache **out) {
+  const pkv_layer_group group = make_group();
+  const pkv_layout layout = make_layout(&group);
+  pkv_cache_options options = make_cache_options(&layout, 16);
+  const char *const devices[] = {"host:0", "host:1"};
+  options.device = nullptr;
+  options.devices = devices;
+  options.num_devices = 2;
+  options.shard = PKV_SHARD_HEADS;
+  return pkv_cache_create(&options, out);
+}
+
+// An array of streams, other ones for each number: the cache keeps what it has not seen.
+struct TwoStreams {
+  explicit TwoStreams(World &world, int number) : streams{&world.rows[number], &world.rows[number + 1]} {}
+  pkv_stream streams[2];
+};
 
 pkv_status prepare(World &world, int first, int count, int64_t tokens_each, pkv_toggle registers) {
   int64_t counts[16];
@@ -245,6 +283,26 @@ const Call kCalls[] = {
        pkv_cache_destroy(w.shifting);
        w.shifting = nullptr;
      }},
+    {"cache create with tiers", [](World &w) { return create_tiered(w); },
+     [](World &w) {
+       pkv_cache_destroy(w.tiered);
+       w.tiered = nullptr;
+     }},
+    {"open beside tiers",
+     [](World &w) { return pkv_sequence_open(w.tiered, w.tokens, kTokens, nullptr, &w.preempted, nullptr); }},
+    {"append beside tiers",
+     [](World &w) { return pkv_sequence_append(w.tiered, w.preempted, w.tokens, kTokens, nullptr); }},
+    {"offload", [](World &w) { return pkv_sequence_offload(w.tiered, w.preempted); }},
+    {"evict to a tier", [](World &w) { return pkv_cache_evict(w.tiered, 10, nullptr); }},
+    {"restore", [](World &w) { return pkv_sequence_restore(w.tiered, w.preempted); }},
+    {"close beside tiers", [](World &w) { return pkv_sequence_close(w.tiered, w.preempted, nullptr); }},
+    {"evict to a tier again", [](World &w) { return pkv_cache_evict(w.tiered, 10, nullptr); }},
+    {"flush tiers", [](World &w) { return pkv_cache_flush_tiers(w.tiered); }},
+    {"open from a tier",
+     [](World &w) { return pkv_sequence_open(w.tiered, w.tokens, kTokens, nullptr, &w.preempted, nullptr); }},
+    {"rematch beside tiers",
+     [](World &w) { return pkv_sequence_rematch(w.tiered, w.preempted, w.tokens, kTokens, nullptr); }},
+    {"forget in tiers", [](World &w) { return pkv_namespace_invalidate(w.tiered, 0, nullptr); }},
     {"trace start", [](World &w) { return pkv_trace_start(w.cache, w.path); }},
     {"trace stop", [](World &w) { return pkv_trace_stop(w.cache); }},
     {"batch create",
@@ -384,6 +442,30 @@ const Call kCalls[] = {
        const pkv_snapshot_io io = make_io(w);
        return pkv_prefix_save(w.cache, &io, nullptr);
      }},
+    {"bounded batch create",
+     [](World &w) {
+       pkv_batch_options options = make_batch_options(PKV_FORMAT_CSR);
+       options.max_sequence_length = 2 * kTokens;
+       return pkv_batch_create(w.cache, &options, &w.stepper);
+     }},
+    {"prepare ahead",
+     [](World &w) {
+       const int64_t counts[] = {1, 1, 1};
+       pkv_prepare_options options = make_prepare_options();
+       options.steps_ahead = 10;
+       return pkv_batch_prepare(w.stepper, w.sequences, counts, 3, w.tokens, 3, &options);
+     }},
+    {"advance", [](World &w) { return pkv_batch_advance(w.stepper, nullptr, nullptr); }},
+    {"get_advanced",
+     [](World &w) {
+       int64_t counts[3];
+       return pkv_batch_get_advanced(w.stepper, 3, nullptr, counts, nullptr);
+     }},
+    {"settle",
+     [](World &w) {
+       const int64_t counts[] = {1, 1, 1};
+       return pkv_batch_settle(w.stepper, counts, 3, w.tokens, 3);
+     }},
     {"close many", [](World &w) { return pkv_sequences_close(w.cache, w.sequences + 3, 3, nullptr); }},
     {"resize prepare to shrink", [](World &w) { return pkv_resize_prepare(w.cache, 56, &w.resize); },
      [](World &w) {
@@ -438,6 +520,41 @@ const Call kCalls[] = {
     {"shift", [](World &w) { return pkv_sequence_shift(w.shifting, w.sequences[15], 2, 3, nullptr); }},
     {"a window that passes",
      [](World &w) { return pkv_sequence_append(w.shifting, w.sequences[15], w.tokens, 2 * kTokens, nullptr); }},
+    {"cache create over several devices", [](World &w) { return create_over_several(&w.several); },
+     [](World &w) {
+       pkv_cache_destroy(w.several);
+       w.several = nullptr;
+     }},
+    {"batch create over several devices",
+     [](World &w) {
+       const pkv_batch_options options = make_batch_options(PKV_FORMAT_POINTERS);
+       return pkv_batch_create(w.several, &options, &w.several_batch);
+     }},
+    {"open over several devices",
+     [](World &w) { return pkv_sequence_open(w.several, w.tokens, kTokens, nullptr, &w.sequences[13], nullptr); }},
+    {"prepare over several devices",
+     [](World &w) {
+       TwoStreams streams(w, 0);
+       const int64_t counts[] = {10};
+       pkv_prepare_options options = make_prepare_options();
+       options.stream = streams.streams;
+       return pkv_batch_prepare(w.several_batch, &w.sequences[13], counts, 1, w.tokens, 10, &options);
+     }},
+    {"append over several devices",
+     [](World &w) {
+       TwoStreams streams(w, 1);
+       return pkv_sequence_append(w.several, w.sequences[13], w.tokens, 1, streams.streams);
+     }},
+    {"save of several devices",
+     [](World &w) {
+       const pkv_snapshot_io io = make_io(w);
+       return pkv_sequence_save(w.several, w.sequences[13], &io, nullptr);
+     }},
+    {"load onto several devices",
+     [](World &w) {
+       const pkv_snapshot_io io = make_io(w);
+       return pkv_sequence_load(w.several, &io, nullptr, nullptr, &w.sequences[12]);
+     }},
 };
 
 int64_t num_faults = 0;
@@ -448,6 +565,7 @@ void run_world(bool with_faults) {
   for (int64_t i = 0; i < 3 * kTokens; ++i) world.tokens[i] = 7 * i % kTokens;
   std::snprintf(world.path, sizeof world.path, "/tmp/pagedkv_faults_%d", static_cast<int>(getpid()));
   std::snprintf(world.page_path, sizeof world.page_path, "%s_page", world.path);
+  std::snprintf(world.tier_path, sizeof world.tier_path, "/tmp/pagedkv_faults_%d.tier", static_cast<int>(getpid()));
   for (const Call &call : kCalls) {
     for (int64_t nth = 0;; ++nth) {
       const std::string before = describe(world);
@@ -480,8 +598,13 @@ void run_world(bool with_faults) {
     }
   }
   pkv_batch_destroy(world.batch);
+  pkv_batch_destroy(world.stepper);
   pkv_cache_destroy(world.cache);
   pkv_cache_destroy(world.shifting);
+  pkv_cache_destroy(world.tiered);
+  unlink(world.tier_path);
+  pkv_batch_destroy(world.several_batch);
+  pkv_cache_destroy(world.several);
   pkv_pool_destroy(world.pool);
   unlink(world.path);
 }

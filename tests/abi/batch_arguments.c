@@ -28,6 +28,7 @@ static void test_create(void) {
   CHECK_OPTION(num_heads, 3, PKV_INVALID_ARGUMENT, "num_heads is 3");
   CHECK_OPTION(formats, 8u, PKV_INVALID_ARGUMENT, "0x");
   CHECK_OPTION(formats, UINT32_MAX, PKV_INVALID_ARGUMENT, "0xffffffff");
+  CHECK_OPTION(tables, (pkv_table_memory)2, PKV_INVALID_ARGUMENT, "tables is 2");
   /* Bounds larger than what fits: tables that could never be had are refused, others cost no memory until used. */
   pkv_batch_options options = good;
   options.max_sequences = 1 << 20;
@@ -119,7 +120,7 @@ static void test_prepare(void) {
   CHECK_OK(pkv_batch_get_info(batch, &after));
   CHECK(memcmp(&before, &after, sizeof before) == 0);
   pkv_array array;
-  const int wrong_tables[] = {-1, 9, 1 << 30};
+  const int wrong_tables[] = {-1, 11, 1 << 30};
   for (int64_t i = 0; i < COUNT(wrong_tables); ++i) {
     CHECK_REFUSED(cache, pkv_batch_get_table(batch, (pkv_batch_table)wrong_tables[i], &array), PKV_INVALID_ARGUMENT,
                   "table is");

@@ -236,7 +236,8 @@ static void test_wrong_options(void) {
   CHECK_OPTION(memory_bytes, 4096, PKV_INVALID_ARGUMENT, "memory");
   CHECK_OPTION(device, "", PKV_INVALID_ARGUMENT, "\"\"");
   CHECK_OPTION(device, "gpu", PKV_INVALID_ARGUMENT, "gpu");
-  CHECK_OPTION(device, "host:0", PKV_INVALID_ARGUMENT, "host:0");
+  CHECK_OPTION(device, "host:64", PKV_INVALID_ARGUMENT, "host:64");
+  CHECK_OPTION(device, "host:x", PKV_INVALID_ARGUMENT, "host:x");
   CHECK_OPTION(device, "cuda:", PKV_INVALID_ARGUMENT, "cuda:");
   CHECK_OPTION(device, "cuda:-1", PKV_INVALID_ARGUMENT, "cuda:-1");
   CHECK_OPTION(device, "cuda:99999999999999999999", PKV_INVALID_ARGUMENT, "cuda:9999");

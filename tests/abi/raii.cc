@@ -216,6 +216,31 @@ void test_prefixes_and_namespaces() {
   CHECK(second.length() == 5 && kept.num_tokens() == 4);
 }
 
+void test_stepping() {
+  Cache cache(kLayout, 8, "host");
+  auto bounded = make_struct<pkv_batch_options>();
+  bounded.max_sequences = bounded.max_tokens = 2;
+  bounded.max_sequence_length = 16;
+  Batch batch(cache, bounded);
+  Sequence sequence = cache.open(), other = cache.open();
+  auto ahead = make_struct<pkv_prepare_options>();
+  ahead.steps_ahead = 3;
+  batch.prepare({sequence, other}, {1, 1}, {1, 2}, ahead);
+  bool flags[2] = {true, false};
+  pkv_tensor is_active = make_tensor(nullptr, {2});
+  is_active.data = flags;
+  is_active.dtype = PKV_BOOL;
+  batch.advance();
+  batch.advance(&is_active);
+  int64_t num_refused = -1;
+  const std::vector<int64_t> counts = batch.advanced(2, nullptr, &num_refused);
+  CHECK(counts[0] == 2 && counts[1] == 1 && num_refused == 0);
+  batch.settle(counts, {3, 4, 5});
+  CHECK(sequence.length() == 3 && other.length() == 2 && other.info().settled_length == 2);
+  CHECK(batch.info().uploaded_bytes == 0);
+  CHECK(status_of([&] { batch.advance(); }) == PKV_INVALID_ARGUMENT);
+}
+
 void test_batch_and_kernels() {
   Array<int32_t> table;
   Sequence sequence, other;
@@ -286,6 +311,7 @@ int main() {
   test_many_sequences();
   test_prefixes_and_namespaces();
   test_batch_and_kernels();
+  test_stepping();
   test_transfers();
   return num_failures > 0 ? EXIT_FAILURE : EXIT_SUCCESS;
 }

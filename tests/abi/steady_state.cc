@@ -44,11 +44,13 @@ constexpr int kNumWarmUps = 200, kNumSteps = 10000;
 
 class Engine {
  public:
-  explicit Engine(pkv_eviction eviction) {
+  // num_slots: of a host tier; 0: none.
+  Engine(pkv_eviction eviction, int64_t num_slots) {
     const pkv_layer_group group = make_group();
     const pkv_layout layout = make_layout(&group);
     pkv_cache_options options = make_cache_options(&layout, kNumBlocks);
     options.eviction = eviction;
+    options.host_tier_blocks = num_slots;
     REQUIRE_OK(pkv_cache_create(&options, &cache_));
     pkv_batch_options batch_options = {};
     batch_options.struct_size = sizeof batch_options;
@@ -63,6 +65,12 @@ class Engine {
     // To the maxima: every record of a sequence holds the longest table once, and two steps have many tokens.
     for (int64_t i = 0; i < kMaxSequences + 1; ++i) open(kMaxPrompt + 200, i);
     for (pkv_sequence sequence : live_) REQUIRE_OK(pkv_sequence_reserve(cache_, sequence, 100));
+    has_tier_ = num_slots > 0;
+    for (pkv_sequence sequence : live_) {
+      if (!has_tier_) continue;
+      REQUIRE_OK(pkv_sequence_offload(cache_, sequence));
+      REQUIRE_OK(pkv_sequence_restore(cache_, sequence));
+    }
     while (!live_.empty()) close_oldest();
     for (int64_t i = 0; i < kMaxSequences; ++i) open(kMaxPrompt / 2, i);
     for (int i = 0; i < 2; ++i) prepare(kMaxPrompt / 2, true);  // a batch keeps two steps
@@ -78,7 +86,7 @@ class Engine {
     open(1 + draw(kMaxPrompt), draw(5));
     prepare(1, true);
     const pkv_sequence chosen = live_[static_cast<size_t>(draw(static_cast<int64_t>(live_.size())))];
-    switch (draw(6)) {
+    switch (draw(8)) {
       case 0: {
         pkv_sequence child;
         REQUIRE_OK(pkv_sequence_fork(cache_, chosen, -1, &child));
@@ -109,6 +117,13 @@ class Engine {
         int64_t num_evicted = 0;
         const pkv_status status = pkv_cache_evict(cache_, draw(20), &num_evicted);
         CHECK(status == PKV_OK || status == PKV_OUT_OF_BLOCKS);
+        break;
+      }
+      case 5: step_ahead(); break;
+      case 6: {  // preemption
+        if (!has_tier_ || pkv_sequence_offload(cache_, chosen) != PKV_OK) break;
+        const pkv_status status = pkv_sequence_restore(cache_, chosen);
+        CHECK(status == PKV_OK);
         break;
       }
       default: break;
@@ -143,12 +158,35 @@ class Engine {
     live_.erase(live_.begin());
   }
 
-  pkv_status prepare_all(int64_t count) {
+  pkv_status prepare_all(int64_t count, int64_t steps_ahead = 0) {
     counts_.assign(live_.size(), count);
     tokens_.clear();
     for (size_t i = 0; i < live_.size() * static_cast<size_t>(count); ++i) tokens_.push_back(draw(1000));
+    pkv_prepare_options options = make_prepare_options();
+    options.steps_ahead = steps_ahead;
     return pkv_batch_prepare(batch_, live_.data(), counts_.data(), static_cast<int64_t>(live_.size()), tokens_.data(),
-                             static_cast<int64_t>(tokens_.size()), nullptr);
+                             static_cast<int64_t>(tokens_.size()), &options);
+  }
+
+  // Some steps of the device, and what it did appended afterwards.
+  void step_ahead() {
+    const int64_t num_steps = draw(8), num_sequences = static_cast<int64_t>(live_.size());
+    const pkv_status status = prepare_all(1, 8);
+    CHECK(status == PKV_OK || status == PKV_OUT_OF_BLOCKS);
+    if (status != PKV_OK) return;
+    for (int64_t i = 0; i < num_steps; ++i) REQUIRE_OK(pkv_batch_advance(batch_, nullptr, nullptr));
+    REQUIRE_OK(pkv_batch_get_advanced(batch_, num_sequences, nullptr, counts_.data(), nullptr));
+    tokens_.clear();
+    for (int64_t i = 0; i < num_steps * num_sequences; ++i) tokens_.push_back(draw(1000));
+    REQUIRE_OK(pkv_batch_settle(batch_, counts_.data(), num_sequences, tokens_.data(),
+                                static_cast<int64_t>(tokens_.size())));
+    // What is left over would be held for ever.
+    for (const pkv_sequence sequence : live_) {
+      pkv_sequence_info info = {};
+      info.struct_size = sizeof info;
+      REQUIRE_OK(pkv_sequence_get_info(cache_, sequence, &info));
+      REQUIRE_OK(pkv_sequence_truncate(cache_, sequence, info.length));
+    }
   }
 
   void prepare(int64_t count, bool keeps) {
@@ -157,6 +195,7 @@ class Engine {
     if (status == PKV_OK && !keeps) REQUIRE_OK(pkv_batch_discard(batch_));
   }
 
+  bool has_tier_ = false;
   pkv_cache *cache_ = nullptr;
   pkv_batch *batch_ = nullptr;
   std::vector<pkv_sequence> live_;
@@ -169,12 +208,12 @@ class Engine {
 int main() {
   const pkv_eviction evictions[] = {PKV_EVICTION_LRU,  PKV_EVICTION_LFU,  PKV_EVICTION_PRIORITY,
                                     PKV_EVICTION_FIFO, PKV_EVICTION_SLRU, PKV_EVICTION_S3FIFO};
-  for (pkv_eviction eviction : evictions) {
-    Engine engine(eviction);
-    for (int i = 0; i < kNumWarmUps; ++i) engine.step();
+  for (int i = 0; i < 12; ++i) {
+    Engine engine(evictions[i / 2], i % 2 * kNumBlocks / 4);
+    for (int j = 0; j < kNumWarmUps; ++j) engine.step();
     const int64_t before = num_allocations;
     CHECK(before > 0);  // the counter counts
-    for (int i = 0; i < kNumSteps; ++i) engine.step();
+    for (int j = 0; j < kNumSteps; ++j) engine.step();
     const int64_t during = num_allocations - before;
     CHECK_EQUAL(during, 0);
     engine.check();

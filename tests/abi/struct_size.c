@@ -124,7 +124,7 @@ static pkv_status call_write(const void *options) {
 }
 
 static pkv_status call_rope(const void *rope) {
-  const pkv_write_options options = {sizeof options, NULL, rope};
+  const pkv_write_options options = {sizeof options, NULL, rope, 0};
   return call_write(&options);
 }
 
@@ -183,6 +183,7 @@ static pkv_status get_layer_info(void *out) {
 }
 static pkv_status get_pool_stats_into(void *out) { return pkv_pool_get_stats(pool, out); }
 static pkv_status get_cache_stats_into(void *out) { return pkv_cache_get_stats(cache, out); }
+static pkv_status get_shard_into(void *out) { return pkv_cache_get_shard(cache, 0, out); }
 static pkv_status get_region_into(void *out) {
   int64_t count = 0;
   return pkv_cache_get_regions(cache, out, 1, &count);
@@ -276,6 +277,7 @@ int main(void) {
   test_out("layer_info", get_layer_info, sizeof(pkv_layer_info), offsetof(pkv_layer_info, k_scale_offset));
   test_out("pool_stats", get_pool_stats_into, sizeof(pkv_pool_stats), offsetof(pkv_pool_stats, failures));
   test_out("cache_stats", get_cache_stats_into, sizeof(pkv_cache_stats), offsetof(pkv_cache_stats, hit_tokens));
+  test_out("shard_info", get_shard_into, sizeof(pkv_shard_info), offsetof(pkv_shard_info, first_layer));
   test_out("memory_region", get_region_into, sizeof(pkv_memory_region), offsetof(pkv_memory_region, block_bytes));
   test_out("sequence_info", get_info_into, sizeof(pkv_sequence_info), offsetof(pkv_sequence_info, num_blocks));
   test_out("namespace_stats", get_namespace_stats_into, sizeof(pkv_namespace_stats),

@@ -159,7 +159,7 @@ int main(void) {
   for (int step = 0; step < NUM_BLOCKS; ++step) {
     CHECK_OK(pkv_batch_prepare(batch, &sequence, LIST64(BLOCK_SIZE), 1, NULL, 0, NULL));
   }
-  pkv_batch_info info = {sizeof info, 0, 0, 0, 0, 0};
+  pkv_batch_info info = {sizeof info, 0, 0, 0, 0, 0, 0};
   CHECK_OK(pkv_batch_get_info(batch, &info));
   const uint64_t generation = info.generation;
   for (int i = 0; i < 8; ++i) {

@@ -85,15 +85,15 @@ def check_device_tables(trial, batch, names=TABLES):
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 16])
-@pytest.mark.parametrize("max_sequence_length", [None, 700])
-def test_device_tables_equal_those_of_the_host(device, block_size, max_sequence_length):
+@pytest.mark.parametrize("max_sequence_length, tables", [(None, "device"), (700, "device"), (700, "mapped")])
+def test_device_tables_equal_those_of_the_host(device, block_size, max_sequence_length, tables):
     """All formats, over steps between which sequences are opened, forked, truncated and closed. Addresses on the device
     stay as long as the generation does: always, where the length is bounded."""
     most_length = 700
     trial = make_trial(device, 100 + block_size, block_size, num_blocks=6 * most_length)
     formats = ("table", "csr", "pointers")
     batch = trial.make_batch(max_sequences=8, max_tokens=1000, max_sequence_length=max_sequence_length,
-                             formats=formats)
+                             formats=formats, tables=tables)
     check_device_tables(trial, batch)
     rng, live, seen = trial.rng, [], {}
     for _ in range(80):
@@ -125,6 +125,18 @@ def test_device_tables_equal_those_of_the_host(device, block_size, max_sequence_
                 assert seen.setdefault((batch.generation, name), address) == address, name
     assert (len({generation for generation, _ in seen}) == 1) == (max_sequence_length is not None)
     trial.cache.check()
+
+
+def test_a_decode_step_sends_what_has_changed(device):
+    trial = make_trial(device, num_blocks=64)
+    batch = trial.make_batch(max_sequences=8, max_tokens=200, max_sequence_length=60, formats=("table", "csr", "pointers"))
+    sequences = trial.cache.open_many([[]] * 5)
+    batch.prepare(sequences, [20] * 5)
+    for step in range(1, 20):
+        batch.prepare(sequences, [1] * 5)
+        num_blocks = 5 * (step % 4 == 1)
+        starts = 6 * 4 if step == 1 else 0  # of the queries, which are the same from then on
+        assert batch.uploaded_bytes == (0 if device == "host" else 5 * (4 + 16) + 12 * num_blocks + starts), step
 
 
 @pytest.mark.parametrize("count", [1023, 4096, 4097, 70_000])

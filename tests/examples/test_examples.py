@@ -21,6 +21,14 @@ def test_quickstart():
     assert len(outputs) == 2 and outputs[0] == outputs[1]
 
 
+def test_several_devices():
+    text = run(EXAMPLES / "several_devices.py")
+    assert "host:0: 4 layers of 2 heads, host:1: 4 layers of 2 heads" in text
+    assert "host:0: 2 layers of 4 heads, host:1: 2 layers of 4 heads" in text
+    assert "equal, bit for bit" in text
+    assert "on devices [0, 1], rows [20, 10]" in text and "on devices [1, 1], 20 tokens" in text
+
+
 def test_ctypes_only():
     import pagedkv
 

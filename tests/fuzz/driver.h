@@ -4,6 +4,7 @@
 //   fuzz_sequences.cc: one sequence in a call            fuzz_prefixes.cc: prefixes, pins, namespaces, eviction
 //   fuzz_steps.cc: prepare, tables, discard              fuzz_snapshots.cc: save and load
 //   fuzz_batches.cc: many sequences in a call            fuzz_reports.cc: texts, statistics, events
+//   fuzz_stepping.cc: steps made by the device
 //   fuzz_transfers.cc: blocks on their way out or in
 //   fuzz_resizes.cc: growing, shrinking, moving
 #pragma once
@@ -42,6 +43,21 @@ struct PreparedStep {
   bool can_discard = false;
 };
 
+// What the device does behind a prepare with steps ahead.
+struct Stepper {
+  pkv_sequence id;
+  int64_t length;  // behind the prepare
+  std::vector<int32_t> blocks;
+  std::vector<int64_t> tokens;  // of the steps so far
+  std::vector<uint64_t> rows;
+};
+struct Stepping {
+  std::vector<Stepper> members;
+  int64_t steps_ahead = 0, num_refused = 0;
+  bool is_open = false;
+  bool is_fresh = false;  // nothing else was called since
+};
+
 class Driver {
  public:
   Driver(const uint8_t *data, size_t size);
@@ -52,7 +68,7 @@ class Driver {
   void run();
 
  private:
-  static constexpr int kNumBatches = 2;
+  static constexpr int kNumBatches = 2, kStepper = kNumBatches;  // and one for steps ahead
   static constexpr int64_t kMostTransfers = 3;
   static constexpr int64_t kMostSequences = 8, kMostPerStep = 6, kMostTokensPerStep = 128;
   static constexpr int64_t kLong = int64_t{1} << 40;  // milliseconds that never pass
@@ -103,6 +119,15 @@ class Driver {
   void check_tables(int which, const std::vector<Sequence *> &members, const std::vector<int64_t> &counts);
   void discard();
   void discard_step(int which, bool must_succeed);
+
+  // fuzz_stepping.cc
+  int64_t longest_stepped() const { return setup_.max_num_blocks * setup_.block_size + (setup_.window > 0 ? 60 : 0); }
+  Sequence *find_sequence(pkv_sequence id);
+  bool is_in_place(const Stepper &stepper);
+  void prepare_ahead();
+  void advance();
+  void settle();
+  void end_stepping();
 
   // fuzz_batches.cc
   void open_many();
@@ -168,8 +193,9 @@ class Driver {
   bool is_traced_ = false, had_regions_ = false;
   std::string trace_path_;
   pkv_cache *cache_ = nullptr;
-  pkv_batch *batches_[kNumBatches] = {};
-  PreparedStep steps_[kNumBatches];
+  pkv_batch *batches_[kNumBatches + 1] = {};
+  PreparedStep steps_[kNumBatches + 1];
+  Stepping stepping_;
   pkv_resize *resize_ = nullptr;  // prepared, and its size
   int64_t resize_num_blocks_ = 0;
   std::unique_ptr<Model> model_;

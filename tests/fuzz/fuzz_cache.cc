@@ -42,6 +42,7 @@ const Driver::Call Driver::kCalls[] = {
     {"quarantine", &Driver::quarantine, 1}, {"finish_transfer", &Driver::finish_transfer, 3},
     {"explain_sequence", &Driver::explain_sequence, 1}, {"format_stats", &Driver::format_stats, 1},
     {"resize", &Driver::resize, 3},
+    {"prepare_ahead", &Driver::prepare_ahead, 4}, {"advance", &Driver::advance, 6}, {"settle", &Driver::settle, 2},
     {"measure", &Driver::measure, 1},
 };
 
@@ -68,12 +69,13 @@ Driver::Driver(const uint8_t *data, size_t size) : bytes_(data, size) {
     trace_path_ = std::string(folder == nullptr ? "/tmp" : folder) + "/pagedkv-fuzz-" + std::to_string(getpid());
     REQUIRE(pkv_trace_start(cache_, trace_path_.c_str()) == PKV_OK);
   }
-  for (int i = 0; i < kNumBatches; ++i) {
+  for (int i = 0; i <= kStepper; ++i) {
     pkv_batch_options options = {};
     options.struct_size = sizeof options;
     options.max_sequences = kMostPerStep;
     options.max_tokens = kMostTokensPerStep;
     options.max_sequence_length = i == 0 || setup_.window > 0 ? 0 : setup_.max_num_blocks * setup_.block_size;
+    if (i == kStepper) options.max_sequence_length = longest_stepped();
     options.formats = PKV_FORMAT_CSR;
     REQUIRE(pkv_batch_create(cache_, &options, &batches_[i]) == PKV_OK);
   }
@@ -98,6 +100,7 @@ void Driver::run() {
     while (chosen >= call->weight) chosen -= (call++)->weight;
     if (prints_calls) print_state(call->name);
     (this->*call->make)();
+    stepping_.is_fresh = false;
     ++num_calls;
     read_events();
     model_->check();

@@ -94,10 +94,12 @@ void Driver::check_resized(pkv_status status, int64_t num_blocks, bool moves, in
     REQUIRE(num_moved == 0);
   }
   if (num_blocks < setup_.num_blocks) {
-    for (int which = 0; which < kNumBatches; ++which) {
+    for (int which = 0; which <= kStepper; ++which) {
       steps_[which].can_discard = false;
       REQUIRE(pkv_batch_discard(batches_[which]) == PKV_INVALID_ARGUMENT);
     }
+    REQUIRE(pkv_batch_advance(batches_[kStepper], nullptr, nullptr) == PKV_INVALID_ARGUMENT);
+    end_stepping();
   }
   setup_.num_blocks = num_blocks;
   model_->resize(num_blocks);

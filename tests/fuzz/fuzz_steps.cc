@@ -91,7 +91,7 @@ void Driver::check_tables(int which, const std::vector<Sequence *> &members, con
   for (; token < info.num_tokens; ++token) REQUIRE(slots.at(token) == -1 && positions.at(token) == 0);
 }
 
-void Driver::discard() { discard_step(static_cast<int>(bytes_.take(kNumBatches)), false); }
+void Driver::discard() { discard_step(static_cast<int>(bytes_.take(kNumBatches + 1)), false); }
 
 void Driver::discard_step(int which, bool must_succeed) {
   PreparedStep &step = steps_[which];
@@ -103,6 +103,7 @@ void Driver::discard_step(int which, bool must_succeed) {
   }
   REQUIRE(step.can_discard);
   step.can_discard = false;
+  if (which == kStepper) end_stepping();
   for (const PreparedStep::Item &item : step.items) {
     for (Sequence &sequence : model_->sequences) {
       if (sequence.id == item.id) sequence.cut(item.old_length);

@@ -229,16 +229,17 @@ class ManagerModel:
     def partial(self, seq):
         return seq.table[seq.length // self.block_size]
 
-    def prepare(self, work, registers):
-        """work: list of (sequence, tokens), None for an unknown token. Returns the step, for discard."""
+    def prepare(self, work, registers, ahead=0):
+        """work: list of (sequence, tokens), None for an unknown token. Returns the step, for discard. ahead: tokens that
+        each sequence has to have blocks for behind these."""
         parts = [Part(seq, tokens) for seq, tokens in work]
         holders, needs = {}, []
         for part in parts:
             seq = part.seq
             new_length = part.length + len(part.tokens)
-            if self.count_blocks(new_length) > self.num_blocks:
+            if self.count_blocks(new_length + ahead) > self.num_blocks:
                 raise Refused("never")
-            fresh = self.count_blocks(new_length) - part.num_blocks
+            fresh = self.count_blocks(new_length + ahead) - part.num_blocks
             if part.tokens and part.length % self.block_size:
                 block = self.partial(seq)
                 if holders.setdefault(id(block), block.holders) > 1:
@@ -251,13 +252,13 @@ class ManagerModel:
         new, keyed = self.take(sum(needs)), []
         self.serial += 1
         for part in parts:
-            self.apply(part, new, registers)
+            self.apply(part, new, registers, ahead)
         assert not new
         for part in parts:
             self.settle(part.seq, keyed, part.length)  # blocks that were full before are true, whatever fails
         return {"parts": parts, "keyed": keyed, "serial": self.serial, "is_discarded": False}
 
-    def apply(self, part, new, registers):
+    def apply(self, part, new, registers, ahead):
         seq = part.seq
         index = part.length // self.block_size
         if part.source is not None:
@@ -269,17 +270,36 @@ class ManagerModel:
             self.copies += 1
         elif part.tokens and part.length % self.block_size and seq.table[index].key is not None:
             self.drop_key(seq.table[index])
-        while len(seq.table) < self.count_blocks(part.length + len(part.tokens)):
+        while len(seq.table) < self.count_blocks(part.length + len(part.tokens) + ahead):
             seq.table.append(new.pop(0))
-        for token in part.tokens:
+        self.write(seq, part.tokens, registers)
+        seq.has_appended = seq.has_appended or bool(part.tokens)
+        seq.changed = seq.stepped = self.serial
+        seq.num_steps += 1
+
+    def write(self, seq, tokens, registers):
+        for token in tokens:
             seq.table[seq.length // self.block_size].rows[seq.length % self.block_size] = \
                 Row(token, registers and token is not None, self.next_value)
             self.next_value += 1
             seq.length += 1
-        self.appended_tokens += len(part.tokens)
-        seq.has_appended = seq.has_appended or bool(part.tokens)
-        seq.changed = seq.stepped = self.serial
-        seq.num_steps += 1
+        self.appended_tokens += len(tokens)
+
+    def settle_steps(self, step, tokens, registers):
+        """What a device has appended by itself: tokens of each sequence, in blocks that it has."""
+        if step["is_discarded"]:
+            raise Refused("invalid")
+        for part, own in zip(step["parts"], tokens):
+            if own and part.seq.changed != step["serial"]:
+                raise Refused("invalid")
+        step["is_discarded"] = True
+        self.serial += 1
+        for part, own in zip(step["parts"], tokens):
+            if own:
+                self.write(part.seq, own, registers)
+                self.settle(part.seq)
+                part.seq.changed = part.seq.stepped = self.serial
+                part.seq.num_steps += len(own)
 
     def discard(self, step):
         """Takes a step back; all of its sequences are still open."""

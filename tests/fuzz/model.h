@@ -110,6 +110,7 @@ class Model {
 
   // Rows of a sequence's tokens from `first` on go into its blocks; with is_garbage wrong ones, as of a failed step.
   void write(const Sequence &sequence, int64_t first, bool is_garbage = false) const;
+  void write_row(int32_t block, int64_t offset, uint64_t row) const { memory_.write(block, offset, row); }
 
   // Rows into blocks that no sequence has yet.
   void deliver(const std::vector<int32_t> &blocks, const std::vector<uint64_t> &rows) const;

@@ -22,7 +22,7 @@ ERRORS = {"invalid": pagedkv.InvalidArgumentError, "busy": pagedkv.BusyError, "s
           "never": pagedkv.NeverFitsError}
 
 WEIGHTS = {"open": 12, "append": 10, "prepare": 22, "fork": 11, "truncate": 8, "commit": 5, "discard": 6, "reserve": 2,
-           "rematch": 3, "evict": 1, "close": 8, "reset": 0.5, "victims": 2, "retain": 2, "touch": 2}
+           "rematch": 3, "ahead": 6, "evict": 1, "close": 8, "reset": 0.5, "victims": 2, "retain": 2, "touch": 2}
 EVICTIONS = ["lru", "fifo", "priority", "lfu", "slru", "s3fifo"]
 
 
@@ -39,6 +39,7 @@ class Driver:
         self.cache = pagedkv.Cache(pagedkv.Layout(**layout), num_blocks=self.num_blocks, device=device,
                                    prefix_caching=prefix_caching, eviction=eviction, hash_seed=seed + 1)
         self.batch = self.cache.batch(max_sequences=16, max_tokens=256)
+        self.stepper = self.cache.batch(max_sequences=8, max_tokens=8, max_sequence_length=80)
         self.model = ManagerModel(self.num_blocks, self.block_size, prefix_caching, eviction)
         self.most_sequences = int(rng.integers(2, 8))
         self.alphabet = [65, 2**32 + 65, 321][: int(rng.integers(2, 4))]
@@ -121,22 +122,64 @@ class Driver:
         chosen = self.rng.permutation(len(self.pairs))[: self.number(0, 4)]
         self.make_step([(self.pairs[i], self.new_tokens()) for i in chosen], bool(self.rng.random() < 0.75), "prepare")
 
-    def make_step(self, work, registers, way):
+    def run_ahead(self):
+        """Steps ahead, some of them made by the device while something else is called, and settled."""
+        chosen = self.rng.permutation(len(self.pairs))[: self.number(1, 4)]
+        work = [(self.pairs[i], self.new_tokens()[:1] or [self.alphabet[0]]) for i in chosen]
+        registers, ahead = bool(self.rng.random() < 0.8), self.number(1, 8)
+        step = self.make_step(work, registers, "ahead", ahead)
+        if step is None:
+            return
+        if self.rng.random() < 0.2:
+            self.both("cache.discard(stepper)", lambda: self.cache.discard(self.stepper), lambda: self.model.discard(step))
+            return
+        self.compare()
+        if self.rng.random() < 0.4 and len(self.pairs) <= self.most_sequences:
+            self.run_fork()
+            self.compare()
+        if self.rng.random() < 0.2:
+            self.run_append()
+            self.compare()
+        counts = [self.number(0, ahead) for _ in work]
+        for i in range(ahead):
+            self.stepper.advance(np.array([i < count for count in counts]))
+        assert self.stepper.get_advanced()[0].tolist() == counts
+        tokens = [[self.alphabet[0] if self.rng.random() < 0.8 else None for _ in range(count)] for count in counts]
+        if any(pair[1].changed != step["serial"] for pair, _ in work) and self.rng.random() < 0.7:
+            tokens = [own if pair[1].changed == step["serial"] else [] for (pair, _), own in zip(work, tokens)]
+        flat = np.array([-1 if token is None else token for own in tokens for token in own], np.int64)
+        counts = [len(own) for own in tokens]
+        if self.both(f"stepper.settle({counts}, tokens={flat.tolist()})",
+                     lambda: self.stepper.settle(counts, tokens=flat),
+                     lambda: self.model.settle_steps(step, tokens, registers)):
+            self.write_rows([(pair, own) for (pair, _), own in zip(work, tokens)])
+
+    def make_step(self, work, registers, way, ahead=0):
         flat = np.array([-1 if token is None else token for _, tokens in work for token in tokens], np.int64)
         sequences, counts = [pair[0] for pair, _ in work], [len(tokens) for _, tokens in work]
         names = ", ".join(self.name(pair) for pair, _ in work)
         if way == "append":
             text, call = f"{names}.append({flat.tolist()})", lambda: sequences[0].append(flat)
+        elif way == "ahead":
+            text = f"stepper.prepare([{names}], {counts}, tokens={flat.tolist()}, register={registers}, " \
+                   f"steps_ahead={ahead})"
+            call = lambda: self.stepper.prepare(sequences, counts, tokens=flat, register=registers,  # noqa: E731
+                                                steps_ahead=ahead)
         else:
             text = f"batch.prepare([{names}], {counts}, tokens={flat.tolist()}, register={registers})"
             call = lambda: self.batch.prepare(sequences, counts, tokens=flat, register=registers)  # noqa: E731
         model_work = [(pair[1], tokens) for pair, tokens in work]
-        result = self.both(text, call, lambda: self.model.prepare(model_work, registers))
+        result = self.both(text, call, lambda: self.model.prepare(model_work, registers, ahead))
         if result is None:
-            return
+            return None
         if way == "prepare":
             self.step = result[1]
             self.wants_discard = bool(self.rng.random() < 0.15)
+        self.write_rows(work)
+        return result[1]
+
+    def write_rows(self, work):
+        """Of the newest tokens of each sequence."""
         memory = self.arrays.read_blocks(self.cache)
         for plane in self.format.planes(memory, 0):
             for pair, tokens in work:

@@ -8,6 +8,7 @@ import io
 import os
 import time
 
+import numpy as np
 import pytest
 
 import pagedkv
@@ -67,6 +68,8 @@ class Machine(RuleBasedStateMachine):
                                    prefix_caching=prefix_caching, low_water=low_water, event_capacity=1000, hash_seed=1,
                                    max_num_blocks=num_blocks + 6)
         self.batch = self.cache.batch(max_sequences=8, max_tokens=96, formats=("table", "csr"))
+        self.stepper = self.cache.batch(max_sequences=8, max_tokens=8, max_sequence_length=160)
+        self.stepping = None  # steps ahead: the items, how many steps, and the blocks that they must still have
         self.items, self.pins, self.prompts = [], [], [[]]
         self.transfers = []  # (transfer, scopes of what is received)
         self.snapshot = self.prepared = None
@@ -171,6 +174,56 @@ class Machine(RuleBasedStateMachine):
         if fails:
             self.cache.discard(self.batch)
             return
+        for item, tokens in zip(items, work):
+            item.tokens += tokens
+
+    @precondition(lambda self: self.items)
+    @rule(data=st.data(), ahead=st.integers(1, 8), registers=st.booleans(), fails=st.integers(0, 5))
+    def prepare_ahead(self, data, ahead, registers, fails):
+        items = self.some(data)
+        tokens = [data.draw(st.sampled_from([7, 2**32 + 7])) for _ in items]
+        if not self.attempt(lambda: self.stepper.prepare([item.seq for item in items], [1] * len(items), tokens=tokens,
+                                                         register=registers, steps_ahead=ahead)):
+            return
+        if fails == 0:
+            self.cache.discard(self.stepper)
+            self.stepping = None
+            return
+        for item, token in zip(items, tokens):
+            item.tokens.append(token)
+        self.stepping = (items, ahead, [item.seq.blocks.tolist() for item in items], [0] * len(items))
+
+    @precondition(lambda self: self.stepping)
+    @rule(data=st.data())
+    def advance(self, data):
+        items, ahead, blocks, counts = self.stepping
+        is_active = [item in self.items and item.seq.blocks.tolist() == own and bool(data.draw(st.booleans()))
+                     for item, own in zip(items, blocks)]
+        before = self.stepper.seq_lens.tolist()
+        self.stepper.advance(np.array(is_active, np.bool_))
+        for i, wants_more in enumerate(is_active):
+            has_more = wants_more and counts[i] < ahead
+            counts[i] += has_more
+            slot = -1
+            if has_more:
+                slot = blocks[i][before[i] // self.block_size] * self.block_size + before[i] % self.block_size
+            assert self.stepper.slot_mapping[i] == slot and self.stepper.seq_lens[i] == before[i] + has_more
+        assert self.stepper.get_advanced()[0].tolist() == counts
+
+    @precondition(lambda self: self.stepping)
+    @rule(data=st.data(), is_known=st.booleans())
+    def settle(self, data, is_known):
+        items, _, blocks, counts = self.stepping
+        counts = [count if item in self.items and item.seq.blocks.tolist() == own else 0
+                  for item, own, count in zip(items, blocks, counts)]
+        work = [[data.draw(st.sampled_from([7, 2**32 + 7])) for _ in range(count)] for count in counts]
+        flat = [token for tokens in work for token in tokens] if is_known else None
+        # A sequence that has changed and come back is refused.
+        if not self.attempt(lambda: self.stepper.settle(counts, tokens=flat), pagedkv.InvalidArgumentError):
+            assert any(counts)
+            self.stepper.settle([0] * len(items))
+            work = [[] for _ in items]
+        self.stepping = None
         for item, tokens in zip(items, work):
             item.tokens += tokens
 

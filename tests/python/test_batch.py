@@ -323,3 +323,36 @@ def test_generation(cache):
     for _ in range(3):
         fixed.prepare([sequence], [20])
     assert fixed.generation == generation
+
+
+def test_stepping_arguments(cache):
+    """What advance, get_advanced and settle take; what they do is in conformance/test_stepping.py."""
+    seq = cache.open([])
+    batch = cache.batch(max_sequences=2, max_tokens=4, max_sequence_length=16)
+    for call in (batch.advance, batch.get_advanced, lambda: batch.settle([])):
+        with pytest.raises(pagedkv.InvalidArgumentError, match="no steps ahead"):
+            call()
+    with pytest.raises(pagedkv.InvalidArgumentError, match="steps_ahead"):
+        batch.prepare([seq], [1], steps_ahead=2.5)
+    batch.prepare([seq], [1], steps_ahead=4)
+    for flags in ([True], (1, 2), "1", np.ones(1, np.int64), np.ones(1, np.float32), np.ones(2, bool)):
+        with pytest.raises(pagedkv.InvalidArgumentError, match="is_active"):
+            batch.advance(flags)
+    for flags in (np.ones(1, bool), np.ones(1, np.uint8), np.array([-7], np.int32), memoryview(np.ones(1, np.int32)),
+                  np.zeros(1, bool)):
+        batch.advance(flags)
+    counts, num_refused = batch.get_advanced()
+    assert counts.dtype == np.int64 and counts.tolist() == [4] and num_refused == 0
+    for counts, tokens in (("4", None), ([4.0], None), (None, None), ([4], "1234"), ([4], [1, 2, 3])):
+        with pytest.raises(pagedkv.InvalidArgumentError):
+            batch.settle(counts, tokens=tokens)
+    batch.settle(np.array([4]), tokens=np.arange(4))
+    assert seq.length == 5 and batch.uploaded_bytes == 0
+    batch.close()
+    for call in (batch.advance, batch.get_advanced, lambda: batch.settle([1])):
+        with pytest.raises(pagedkv.InvalidArgumentError, match="closed"):
+            call()
+    for tables in ("host", None, 1):
+        with pytest.raises(pagedkv.InvalidArgumentError, match="tables"):
+            cache.batch(max_sequences=2, max_tokens=4, tables=tables)
+    cache.batch(max_sequences=2, max_tokens=4, tables="mapped").prepare([seq], [1])

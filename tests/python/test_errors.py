@@ -118,7 +118,7 @@ def test_devices():
             pagedkv.device_info("cuda")
 
 
-@pytest.mark.parametrize("device", ["", "gpu", "cuda:", "cuda:x", "cuda:-1", "host:0", "a" * 1000, "host\0", "\udc80"])
+@pytest.mark.parametrize("device", ["", "gpu", "cuda:", "cuda:x", "cuda:-1", "host:64", "a" * 1000, "host\0", "\udc80"])
 def test_unknown_devices(device):
     for call in (pagedkv.device_info, lambda device: pagedkv.Pool(256, 4, device=device)):
         with pytest.raises(pagedkv.InvalidArgumentError):

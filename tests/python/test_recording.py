@@ -65,7 +65,7 @@ def test_every_recorded_call_is_read(path):
         for record in Recording(path):
             names.setdefault(record.name, set()).add(record.status)
     assert {"open", "append", "prepare", "fork", "truncate", "commit", "discard", "reserve", "rematch", "evict", "close",
-            "reset", "batch", "end"} <= names.keys()
+            "reset", "batch", "end", "prepare_ahead", "settle"} <= names.keys()
     assert names["prepare"] == {0, 4, 5} and 6 in names["reset"]
 
 

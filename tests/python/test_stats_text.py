@@ -51,10 +51,16 @@ def parse(text):
 
 
 # Statistics that are not under their own name, and what they are called.
-NAMES = {"registered": "registered_blocks", "num_events": "events", "device": "device_info"}
-COUNTERS = {"queried_tokens", "hit_tokens", "appended_tokens", "registered", "evictions", "copies", "prepares", "refusals",
-            "partial_hit_tokens", "released_blocks", "num_events", "dropped_events", "copied_bytes", "uploaded_bytes",
-            "saved_bytes", "loaded_bytes"}
+TIER_COUNTERS = {"host_hit_tokens", "disk_hit_tokens", "tier_misses", "offloaded_blocks", "restored_blocks",
+                 "skipped_offloads", "host_tier_evictions", "disk_writes", "disk_reads", "disk_drops", "disk_damaged"}
+TIER_NAMES = {"host_tier_resident": "host_tier_resident_blocks", "offload_rate": "offload_bytes_per_second",
+              "restore_rate": "restore_bytes_per_second", "disk_tier_resident": "disk_tier_resident_blocks",
+              "disk_write_rate": "disk_write_bytes_per_second", "disk_read_rate": "disk_read_bytes_per_second"}
+NAMES = {**TIER_NAMES, "num_transfers": "transfers", "registered": "registered_blocks", "num_events": "events",
+         "device": "device_info"}
+COUNTERS = {*TIER_COUNTERS, "queried_tokens", "hit_tokens", "appended_tokens", "registered", "evictions", "copies", "prepares",
+            "refusals", "partial_hit_tokens", "released_blocks", "num_events", "dropped_events", "copied_bytes", "uploaded_bytes",
+            "saved_bytes", "loaded_bytes", "moved_blocks"}
 
 
 def test_json_is_stats(used):

@@ -51,8 +51,8 @@ def test_the_package_is_typed():
     assert any((folder / "py.typed").exists() for folder in FOLDERS)
 
 
-OTHER_MODULES = ["_arrays", "_dlpack", "_events", "_monitor",
-                 "_prompt", "_resize", "_snapshot", "_tensors", "_transfer"]
+OTHER_MODULES = ["_adopted", "_arrays", "_dlpack", "_events", "_monitor", "_planes", "_prompt", "_resize", "_snapshot", "_tensors",
+                 "_transfer", "_views"]
 
 
 @pytest.mark.parametrize("module", [*MODULES, *OTHER_MODULES])

@@ -164,3 +164,11 @@ def test_the_documented_vectors():
     assert len(rows) >= 3
     for layout, model, digest in rows:
         assert eval(layout, {"Layout": pagedkv.Layout}).fingerprint(eval(model)).hex() == digest
+
+
+def test_regions_of_several_devices():
+    cache = pagedkv.Cache(LAYOUT, num_blocks=8, devices=["host", "host"], shard="heads")
+    regions = cache.regions()
+    assert len(regions) == 2 and regions[0]["base"] != regions[1]["base"]
+    for region in regions:
+        assert region["bytes"] == 8 * region["block_bytes"] and region["num_blocks"] == 8

@@ -34,7 +34,8 @@ struct World {
     options.pool.block_bytes = options.layout.block_bytes();
     options.pool.num_blocks = 8;
     auto made_cache = std::make_unique<pkv_cache>();
-    REQUIRE(Cache::create(&backend, options, &made_cache->cache) == PKV_OK);
+    options.devices = {&backend};
+    REQUIRE(Cache::create(options, {{options.layout}}, &made_cache->cache) == PKV_OK);
     cache = made_cache.release();
     auto made_pool = std::make_unique<pkv_pool>();
     REQUIRE(Pool::create(&backend, options.pool, &made_pool->pool) == PKV_OK);

@@ -81,6 +81,7 @@ Layout make_layout(pkv_dtype dtype) {
 Status create_cache(World &world, pkv_dtype dtype, pkv_cache **out) {
   CacheOptions options;
   options.layout = make_layout(dtype);
+  options.devices = {&world.backend};
   options.pool.block_bytes = options.layout.block_bytes();
   options.pool.num_blocks = 48;
   options.hash_seed = 7;
@@ -88,7 +89,7 @@ Status create_cache(World &world, pkv_dtype dtype, pkv_cache **out) {
   options.rope.rotary_dim = kHeadDim;
   options.rope.base = 10000;
   auto handle = std::make_unique<pkv_cache>();
-  PKV_TRY(Cache::create(&world.backend, options, &handle->cache));
+  PKV_TRY(Cache::create(options, {{options.layout}}, &handle->cache));
   *out = handle.release();
   return PKV_OK;
 }
@@ -145,6 +146,15 @@ struct Call {
 
 const Call kCalls[] = {
     {"pool create", create_pool},
+    {"pool over memory of others",
+     [](World &w) {
+       PoolOptions options;
+       options.block_bytes = 256;
+       options.memory = w.rows.data();
+       options.memory_bytes = w.rows.size() * sizeof(float);
+       std::shared_ptr<Pool> pool;
+       return Pool::create(&w.backend, options, &pool);
+     }},
     {"pool allocate", [](World &w) { return pkv_pool_allocate(w.pool, 4, w.pool_blocks.data()); }},
     {"pool copy",
      [](World &w) { return pkv_pool_copy_blocks(w.pool, w.pool_blocks.data(), w.pool_blocks.data() + 1, 3, nullptr); }},
@@ -184,6 +194,23 @@ const Call kCalls[] = {
     {"prepare again", [](World &w) { return prepare(w, w.batch, 0, 2, kTokens); }, true},
     {"fork", [](World &w) { return pkv_sequence_fork(w.cache, w.sequences[0], -1, &w.sequences[2]); }},
     {"prepare with a copy", [](World &w) { return prepare(w, w.batch, 0, 3, 3); }, true},
+    {"prepare ahead",
+     [](World &w) {
+       pkv_prepare_options options = {};
+       options.struct_size = sizeof options;
+       options.steps_ahead = 2;
+       const int64_t counts[] = {1, 1};
+       return pkv_batch_prepare(w.batch, w.sequences.data(), counts, 2, nullptr, 0, &options);
+     },
+     true},
+    {"advance", [](World &w) { return pkv_batch_advance(w.batch, nullptr, nullptr); }},
+    {"get_advanced",
+     [](World &w) {
+       int64_t counts[2];
+       return pkv_batch_get_advanced(w.batch, 2, nullptr, counts, nullptr);
+     }},
+    {"discard what was ahead", [](World &w) { return pkv_batch_discard(w.batch); }},
+    {"fill the tables again", [](World &w) { return prepare(w, w.batch, 0, 3, 0); }, true},
     {"fork again", [](World &w) { return pkv_sequence_fork(w.cache, w.sequences[1], -1, &w.sequences[3]); }},
     {"append with a copy", [](World &w) { return pkv_sequence_append(w.cache, w.sequences[3], w.tokens.data(), 5, nullptr); },
      true},
@@ -305,7 +332,7 @@ std::string describe(const World &world) {
     stats.device_total_bytes = 0;  // 0 if asking was what failed
     stats.base = nullptr;
     append_bytes(&stats, 1, &text);
-    const PagedKv kv = cache->cache->describe_kv(1);
+    const PagedKv kv = cache->cache->describe_kv(1, 0);
     append_bytes(kv.k_scale, kNumHeads, &text);
     append_bytes(kv.v_scale, kNumHeads, &text);
     for (const pkv_sequence id : world.sequences) {
@@ -439,7 +466,7 @@ TEST_CASE("backend faults: on the host") {
   std::set<std::string> failed_calls;
   run_all(false, &failed_calls);
   for (const char *name : {"allocate_memory", "resize_memory", "upload", "download", "wait", "query", "check_not_capturing",
-                           "copy_blocks", "move_rows", "zero_blocks", "write_kv", "gather_kv", "attend"}) {
+                           "copy_blocks", "move_rows", "zero_blocks", "write_kv", "gather_kv", "attend", "check_adopted"}) {
     CHECK_MESSAGE(failed_calls.count(name) == 1, std::string(name));
   }
 }

@@ -37,14 +37,36 @@ class FaultyBackend final : public Backend {
     allocations_.insert(out->base);
     return PKV_OK;
   }
+  Status allocate_growing_memory(uint64_t bytes, uint64_t reserved_bytes, DeviceMemory *out) override {
+    PKV_TRY(attempt("allocate_growing_memory"));
+    PKV_TRY(host_->allocate_growing_memory(bytes, reserved_bytes, out));
+    allocations_.insert(out->base);
+    return PKV_OK;
+  }
+  Status allocate_mapped_memory(uint64_t bytes, DeviceMemory *out) override { return allocate_memory(bytes, out); }
   void release_memory(DeviceMemory *memory) override {
     if (memory->base != nullptr && allocations_.erase(memory->base) == 0) ++num_wrong_releases_;
     host_->release_memory(memory);
   }
+  Status check_adopted(const void *, uint64_t) override { return attempt("check_adopted"); }
   int64_t num_wrong_releases() const { return num_wrong_releases_; }
   Status resize_memory(DeviceMemory *memory, uint64_t bytes) override {
     PKV_TRY(attempt("resize_memory"));
     return host_->resize_memory(memory, bytes);
+  }
+  Status allocate_pinned(uint64_t bytes, DeviceMemory *out) override {
+    PKV_TRY(attempt("allocate_pinned"));
+    PKV_TRY(host_->allocate_pinned(bytes, out));
+    allocations_.insert(out->base);
+    return PKV_OK;
+  }
+  void release_pinned(DeviceMemory *memory) override {
+    if (memory->base != nullptr && allocations_.erase(memory->base) == 0) ++num_wrong_releases_;
+    host_->release_pinned(memory);
+  }
+  Status create_transfer_queue(std::unique_ptr<TransferQueue> *out) override {
+    PKV_TRY(attempt("create_transfer_queue"));
+    return host_->create_transfer_queue(out);
   }
   Status upload(void *destination, const void *source, uint64_t bytes) override {
     PKV_TRY(attempt("upload"));
@@ -82,6 +104,10 @@ class FaultyBackend final : public Backend {
     params.to_indptr[tables.num_sequences] = end;
     return PKV_OK;
   }
+  Status advance(const AdvanceParams &params, pkv_stream stream) override {
+    PKV_TRY(attempt("advance"));
+    return host_->advance(params, stream);
+  }
   Status check_not_capturing(pkv_stream stream) override {
     PKV_TRY(attempt("check_not_capturing"));
     return host_->check_not_capturing(stream);
@@ -109,6 +135,10 @@ class FaultyBackend final : public Backend {
   Status copy_blocks(const CopyBlocksParams &params, pkv_stream stream) override {
     PKV_TRY(attempt("copy_blocks"));
     return host_->copy_blocks(params, stream);
+  }
+  Status copy_from_peer(Backend *, const PeerCopyParams &params) override {
+    PKV_TRY(attempt("copy_from_peer"));
+    return host_->copy_from_peer(host_, params);
   }
   Status move_rows(const MoveRowsParams &params, pkv_stream stream) override {
     PKV_TRY(attempt("move_rows"));
@@ -147,10 +177,12 @@ class FaultyBackend final : public Backend {
     }
     Status submit(const UploadTablesParams &params, pkv_stream) override {
       PKV_TRY(backend_->attempt("submit"));
-      copy(params.to_seq_lens, params.seq_lens, params.num_sequences);
-      copy(params.to_cu_seqlens_q, params.cu_seqlens_q, params.num_sequences + 1);
+      copy(params.to_seq_lens, params.seq_lens, params.num_seq_lens);
+      copy(params.to_cu_seqlens_q, params.cu_seqlens_q, params.num_cu_seqlens_q);
       copy(params.to_slot_mapping, params.slot_mapping, params.num_tokens);
       copy(params.to_positions, params.positions, params.num_tokens);
+      copy(params.to_step_limits, params.step_limits, params.num_step_limits);
+      if (params.to_num_refused != nullptr) *params.to_num_refused = 0;
       for (int64_t i = 0; i < params.num_changes; ++i) {
         params.to_block_table[params.change_indices[i]] = params.change_values[i];
       }

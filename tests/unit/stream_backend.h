@@ -24,10 +24,10 @@ inline void merge_clock(const StreamClock &from, StreamClock *to) {
 
 // Work on slots of blocks: [block, offset]. Reads of a copy are not told apart by offset here.
 struct Work {
-  enum Kind { kCopy, kMove, kZero, kUpload, kDownload } kind;
+  enum Kind { kCopy, kMove, kZero, kUpload, kDownload, kOffload, kRestore } kind;
   uint64_t id;        // of the stream; 0 for the host
   StreamClock clock;        // of the stream, this work included
-  std::vector<int64_t> sources, destinations;  // blocks of kCopy, kZero, kUpload and kDownload; slots of kMove
+  std::vector<int64_t> sources, destinations;  // slots of kMove; else blocks, of the device alone
 };
 
 class StreamBackend final : public Backend {
@@ -55,7 +55,8 @@ class StreamBackend final : public Backend {
     return clock;
   }
   // An event of the caller's own.
-  void order(pkv_stream first, pkv_stream second) { merge_clock(clocks_[id_of(first)], &clocks_[id_of(second)]); }
+  void order(pkv_stream first, pkv_stream second) { order(clocks_[id_of(first)], second); }
+  void order(const StreamClock &first, pkv_stream second) { merge_clock(first, &clocks_[id_of(second)]); }
   // What was noted since the last time, "record 1; wait 2".
   std::string take_log() {
     std::string text;
@@ -68,8 +69,19 @@ class StreamBackend final : public Backend {
   bool is_host() const override { return true; }
   Status query(DeviceInfo *out) override { return host_->query(out); }
   Status allocate_memory(uint64_t bytes, DeviceMemory *out) override { return host_->allocate_memory(bytes, out); }
+  Status allocate_mapped_memory(uint64_t bytes, DeviceMemory *out) override { return host_->allocate_memory(bytes, out); }
   void release_memory(DeviceMemory *memory) override { host_->release_memory(memory); }
   Status resize_memory(DeviceMemory *memory, uint64_t bytes) override { return host_->resize_memory(memory, bytes); }
+  Status allocate_pinned(uint64_t bytes, DeviceMemory *out) override { return host_->allocate_pinned(bytes, out); }
+  void release_pinned(DeviceMemory *memory) override { host_->release_pinned(memory); }
+  // Transfers on a stream of their own, which is there from then on.
+  Status create_transfer_queue(std::unique_ptr<TransferQueue> *out) override {
+    make_stream(kTransfers);
+    std::unique_ptr<TransferQueue> queue;
+    PKV_TRY(host_->create_transfer_queue(&queue));
+    *out = std::make_unique<Transfers>(this, std::move(queue));
+    return PKV_OK;
+  }
   Status upload(void *destination, const void *source, uint64_t bytes) override {
     if (block_bytes != 0 && destination >= base) note_block(Work::kUpload, destination, nullptr);
     return host_->upload(destination, source, bytes);
@@ -87,6 +99,10 @@ class StreamBackend final : public Backend {
   }
   Status create_table_uploader(uint64_t, std::unique_ptr<TableUploader> *) override { return PKV_INTERNAL; }
   Status build_csr(const BuildCsrParams &, pkv_stream) override { return PKV_INTERNAL; }
+  Status copy_from_peer(Backend *, const PeerCopyParams &params) override {
+    return host_->copy_from_peer(host_, params);
+  }
+  Status advance(const AdvanceParams &params, pkv_stream stream) override { return host_->advance(params, stream); }
   Status check_not_capturing(pkv_stream stream) override {
     id_of(stream);
     if (capturing.count(stream) == 0) return PKV_OK;
@@ -154,12 +170,37 @@ class StreamBackend final : public Backend {
 
   std::vector<Work> work;  // for the test to take
   std::set<pkv_stream> capturing;
+  bool fails_to_transfer = false;
   bool events_are_done = false, fails_to_create = false, fails_to_record = false;
   const void *base = nullptr;  // of the pool, once uploads and downloads of blocks are to be noted
   uint64_t block_bytes = 0;
   int64_t num_events = 0, num_destroyed = 0;
 
+  static constexpr int64_t kTransfers = 1000;
+
  private:
+  class Transfers final : public TransferQueue {
+   public:
+    Transfers(StreamBackend *backend, std::unique_ptr<TransferQueue> queue)
+        : backend_(backend), queue_(std::move(queue)) {}
+    pkv_stream stream() const override { return handle(kTransfers); }
+    Status copy(const TransferBlocksParams &params) override {
+      if (backend_->fails_to_transfer) return fail(PKV_DEVICE_ERROR, "no transfer");
+      Work item = {params.to_host ? Work::kOffload : Work::kRestore, backend_->id_of(stream()),
+                   backend_->queue(stream()), {}, {}};
+      (params.to_host ? item.sources : item.destinations)
+          .assign(params.device_blocks, params.device_blocks + params.count);
+      backend_->work.push_back(item);
+      return queue_->copy(params);
+    }
+    uint64_t last_ticket() const override { return queue_->last_ticket(); }
+    Status wait(uint64_t ticket) override { return queue_->wait(ticket); }
+
+   private:
+    StreamBackend *const backend_;
+    const std::unique_ptr<TransferQueue> queue_;
+  };
+
   // stream: null for the host.
   void note_block(Work::Kind kind, const void *address, const pkv_stream *stream) {
     const uint64_t offset = static_cast<uint64_t>(static_cast<const char *>(address) - static_cast<const char *>(base));

@@ -56,9 +56,11 @@ class Hazards {
     options.hash_seed = seed + 1;
     options.partial_reuse = pick(2) == 0;
     if (pick(3) == 0) options.window = 6;
+    if (seed % 2 == 0) options.tiers.num_host_slots = 1 + pick(2 * kNumBlocks);
     options.rope.rotary_dim = 8;
     options.rope.base = 10000.0;
-    REQUIRE(Cache::create(&backend_, options, &cache_) == PKV_OK);
+    options.devices = {&backend_};
+    REQUIRE(Cache::create(options, {{options.layout}}, &cache_) == PKV_OK);
     backend_.base = cache_->pool().base();
     backend_.block_bytes = options.layout.block_bytes();
     BatchOptions batch_options = {};
@@ -120,7 +122,9 @@ class Hazards {
         continue;
       }
       for (int64_t block : work.sources) {
-        for (int64_t offset = 0; offset < count_stored(before, block); ++offset) {
+        // An offload reads all of a block.
+        const int64_t num_read = work.kind == Work::kOffload ? kBlockSize : count_stored(before, block);
+        for (int64_t offset = 0; offset < num_read; ++offset) {
           if (work.kind != Work::kDownload) read(block * kBlockSize + offset, work.id, work.clock);
           if (work.kind == Work::kDownload) {
             const Uses &uses = uses_[static_cast<size_t>(block * kBlockSize + offset)];
@@ -170,6 +174,7 @@ class Hazards {
     REQUIRE(cache_->open(sequence.prompt.data(), length, {}, &sequence.id, &num_cached) == PKV_OK);
     sequence.prompt.erase(sequence.prompt.begin(), sequence.prompt.begin() + num_cached);
     sequences_.push_back(sequence);
+    take_work({});
   }
 
   void append() {
@@ -190,7 +195,7 @@ class Hazards {
     std::vector<pkv_sequence> ids;
     std::vector<int64_t> counts, tokens;
     for (OpenSequence &sequence : sequences_) {
-      if (pick(3) == 0 || ids.size() == 8) continue;
+      if (pick(3) == 0 || ids.size() == 8 || is_offloaded(sequence.id)) continue;
       before.push_back(look(sequence.id));
       ids.push_back(sequence.id);
       if (sequence.prompt.empty()) sequence.prompt.assign(static_cast<size_t>(pick(2)), pick(5));
@@ -239,7 +244,7 @@ class Hazards {
     const pkv_sequence id = sequences_[index].id;
     const std::vector<Before> before = {look(id)};
     pkv_stream stream = PKV_STREAM_OF_SEQUENCE;
-    if (pick(3) == 0 && stepped_.count(id) > 0) {  // its last work is on another stream, by events of the caller
+    if (pick(3) == 0 && stepped_.count(id) > 0 && !is_offloaded(id)) {  // its last work is on another, by the caller's events
       stream = pick_stream();
       backend_.order(streams_[id], stream);
       queue_step(before, stream);
@@ -247,6 +252,26 @@ class Hazards {
     REQUIRE(cache_->close(id, stream) == PKV_OK);
     streams_.erase(id);
     sequences_.erase(sequences_.begin() + static_cast<int64_t>(index));
+  }
+
+  bool is_offloaded(pkv_sequence id) {
+    pkv_sequence_info info = {};
+    REQUIRE(cache_->get_info(id, &info) == PKV_OK);
+    return info.is_offloaded != 0;
+  }
+
+  void preempt() {
+    OpenSequence *sequence = pick_sequence();
+    int64_t num_evicted = 0;
+    if (sequence == nullptr || pick(3) == 0) {
+      cache_->evict(pick(kNumBlocks), &num_evicted);
+    } else if (is_offloaded(sequence->id)) {
+      // What came back is read by steps from now on, behind the transfer.
+      if (cache_->restore(sequence->id) == PKV_OK) stepped_.erase(sequence->id);
+    } else {
+      cache_->offload(sequence->id);
+    }
+    take_work({});
   }
 
   void move() {
@@ -329,8 +354,45 @@ class Hazards {
     sequences_.push_back(loaded);
   }
 
+  // An engine that works on a stream: it writes as soon as it may.
+  void receive() {
+    const pkv_stream stream = pick_stream();
+    pkv_transfer id = 0;
+    pkv_array blocks = {};
+    if (transfers_.size() >= 3) return finish();
+    if (cache_->receive(1 + pick(4), {}, stream, &id, &blocks) != PKV_OK) return;
+    const StreamClock clock = backend_.queue(stream);
+    Receiving transfer = {id, {}, clock};
+    for (int64_t i = 0; i < blocks.shape[0] * kBlockSize; ++i) {
+      const int32_t block = static_cast<const int32_t *>(blocks.data)[i / kBlockSize];
+      transfer.slots.push_back(block * int64_t{kBlockSize} + i % kBlockSize);
+      write(transfer.slots.back(), backend_.id_of(stream), clock);
+    }
+    transfers_.push_back(transfer);
+    release_array(static_cast<ArrayHeader *>(blocks.owner));
+  }
+
+  void finish() {
+    if (transfers_.empty()) return;
+    const auto transfer = transfers_.back();
+    transfers_.pop_back();
+    if (pick(3) == 0) {
+      REQUIRE(cache_->finish_transfer(transfer.id) == PKV_OK);
+      for (const int64_t slot : transfer.slots) uses_[static_cast<size_t>(slot)].writer = 0;  // the caller has seen it end
+      return;
+    }
+    OpenSequence sequence = {};
+    const std::vector<int64_t> tokens(static_cast<size_t>(pick(static_cast<int64_t>(transfer.slots.size()) + 1)), pick(5));
+    const pkv_stream stream = pick_stream();
+    backend_.order(transfer.clock, stream);
+    REQUIRE(cache_->commit_transfer(transfer.id, tokens.data(), static_cast<int64_t>(tokens.size()), stream,
+                                    &sequence.id) == PKV_OK);
+    streams_[sequence.id] = stream;
+    sequences_.push_back(sequence);
+  }
+
   void step_at_random() {
-    last_call_ = static_cast<int>(pick(14));
+    last_call_ = static_cast<int>(pick(cache_->has_tiers() ? 19 : 16));
     OpenSequence *sequence = pick_sequence();
     int64_t count = 0;
     switch (last_call_) {
@@ -349,10 +411,15 @@ class Hazards {
       case 12:
         if (sequence != nullptr) cache_->truncate(sequence->id, pick(look(sequence->id).length + 1));
         return;
+      case 13: return receive();
+      case 14: return finish();
+      case 16:
+      case 17:
+      case 18: return preempt();
       default:
         if (pick(2) == 0) {
           if (sequence != nullptr) cache_->reserve(sequence->id, pick(9));
-          return;
+          return take_work({});
         }
         if (cache_->zero_uncached(pick_stream(), &count) == PKV_OK) take_work({});
     }
@@ -377,6 +444,12 @@ class Hazards {
   std::map<pkv_sequence, pkv_stream> streams_;  // of the last steps
   std::set<pkv_sequence> stepped_;              // that some step of the caller has read
   std::vector<Uses> uses_;                      // by slot; the tables of the batch last
+  struct Receiving {
+    pkv_transfer id;
+    std::vector<int64_t> slots;
+    StreamClock clock;  // of the engine's work
+  };
+  std::vector<Receiving> transfers_;
   int last_call_ = 0;
 };
 
@@ -388,4 +461,66 @@ TEST_CASE("no work races with other work, whatever the calls") {
     Hazards hazards(seed);
     hazards.run(600);
   }
+}
+
+TEST_CASE("transfers that cannot be ordered or queued") {
+  StreamBackend backend;
+  pkv_layer_group group = {};
+  group.struct_size = sizeof group;
+  group.num_layers = 1;
+  group.num_kv_heads = 1;
+  group.head_dim = 8;
+  group.dtype = PKV_FLOAT32;
+  pkv_layout layout = {};
+  layout.struct_size = sizeof layout;
+  layout.block_size = kBlockSize;
+  layout.num_groups = 1;
+  layout.groups = &group;
+  CacheOptions options;
+  REQUIRE(Layout::create(layout, &options.layout) == PKV_OK);
+  options.pool.block_bytes = options.layout.block_bytes();
+  options.pool.num_blocks = 8;
+  options.tiers.num_host_slots = 8;
+  std::shared_ptr<Cache> cache;
+  options.devices = {&backend};
+  REQUIRE(Cache::create(options, {{options.layout}}, &cache) == PKV_OK);
+  backend.make_stream(1);
+  const int64_t tokens[] = {1, 2, 3, 4, 5, 6, 7, 8, 9};
+  pkv_sequence id = 0;
+  int64_t count = 0;
+  REQUIRE(cache->open(tokens, 9, {}, &id, &count) == PKV_OK);
+  REQUIRE(cache->append(id, tokens, 9, StreamBackend::handle(1)) == PKV_OK);
+
+  // Preemption says why, and nothing has changed.
+  backend.fails_to_transfer = true;
+  CHECK(cache->offload(id) == PKV_DEVICE_ERROR);
+  backend.fails_to_transfer = false;
+  CHECK(cache->check() == PKV_OK);
+  backend.capturing.insert(StreamBackend::handle(1));
+  pkv_sequence other = 0;
+  REQUIRE(cache->open(tokens, 9, {}, &other, &count) == PKV_OK);
+  CHECK(cache->check() == PKV_OK);
+  backend.capturing.clear();
+  REQUIRE(cache->close(other, PKV_STREAM_OF_SEQUENCE) == PKV_OK);
+  REQUIRE(cache->close(id, PKV_STREAM_OF_SEQUENCE) == PKV_OK);
+
+  // What is evicted then is lost, and not found.
+  backend.fails_to_transfer = true;
+  REQUIRE(cache->evict(8, &count) == PKV_OK);
+  backend.fails_to_transfer = false;
+  pkv_cache_stats stats = {};
+  cache->get_stats(&stats);
+  CHECK(stats.skipped_offloads == 2);
+  CHECK(stats.host_tier_resident == 0);
+  CHECK(cache->check() == PKV_OK);
+
+  // A restore that fails has taken its blocks: the cache says that it is unusable.
+  REQUIRE(cache->open(tokens, 9, {}, &id, &count) == PKV_OK);
+  REQUIRE(cache->append(id, tokens, 9, StreamBackend::handle(1)) == PKV_OK);
+  REQUIRE(cache->close(id, PKV_STREAM_OF_SEQUENCE) == PKV_OK);
+  REQUIRE(cache->evict(8, &count) == PKV_OK);
+  backend.fails_to_transfer = true;
+  CHECK(cache->open(tokens, 9, {}, &id, &count) == PKV_DEVICE_ERROR);
+  cache->get_stats(&stats);
+  CHECK(stats.is_failed == 1);
 }

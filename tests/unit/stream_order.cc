@@ -38,7 +38,8 @@ struct Fixture {
       options.rope.rotary_dim = 8;
       options.rope.base = 10000.0;
     }
-    REQUIRE(Cache::create(&backend, options, &cache) == PKV_OK);
+    options.devices = {&backend};
+    REQUIRE(Cache::create(options, {{options.layout}}, &cache) == PKV_OK);
     for (int64_t number = 1; number <= 5; ++number) backend.make_stream(number);
   }
   ~Fixture() {
@@ -273,6 +274,46 @@ TEST_CASE("reorder takes streams along") {
   f.backend.destroy_stream(1);
   f.append(ids[0], 1, 70, 2);
   CHECK(f.log() == "wait 2; copy 2");  // a block that stream 1 released
+}
+
+TEST_CASE("what is received is written behind those who used the blocks, and read behind its stream") {
+  Fixture f(4);
+  f.make(1, 90, 2);
+  const pkv_sequence id = f.make(8, 0, 1);
+  f.close(id);
+  CHECK(f.log() == "record 1");
+  f.backend.destroy_stream(1);
+  pkv_transfer transfer = 0;
+  pkv_array blocks = {};
+  REQUIRE(f.cache->receive(3, {}, StreamBackend::handle(3), &transfer, &blocks) == PKV_OK);
+  release_array(static_cast<ArrayHeader *>(blocks.owner));
+  CHECK(f.log() == "wait 3; record 3");
+  f.backend.destroy_stream(3);
+  pkv_sequence received = 0;
+  REQUIRE(f.cache->commit_transfer(transfer, Fixture::tokens(4, 50).data(), 4, StreamBackend::handle(4), &received) ==
+          PKV_OK);
+  CHECK(f.log() == "wait 4");
+  // The blocks that were given back may still be used by streams 1 and 3, which stream 4 stands for.
+  f.make(4, 70, 2);
+  CHECK(f.log() == "record 4; wait 2");
+  f.append(received, 1, 60, 4);
+  CHECK(f.log() == "");  // the last of them, and stream 4 waited for stream 3 before
+}
+
+TEST_CASE("what is sent is behind the sequence and those who wrote what it hit") {
+  Fixture f(8);
+  f.make(9, 0, 1);
+  const pkv_sequence reader = f.open(9, 0);
+  pkv_transfer transfer = 0;
+  pkv_array blocks = {};
+  REQUIRE(f.cache->send(reader, 0, -1, StreamBackend::handle(2), &transfer, &blocks) == PKV_OK);
+  release_array(static_cast<ArrayHeader *>(blocks.owner));
+  CHECK(f.log() == "record 1; wait 2");
+  f.append(reader, 1, 8, 3);
+  CHECK(f.log() == "record 1; wait 3");
+  f.close(reader);
+  REQUIRE(f.cache->finish_transfer(transfer) == PKV_OK);
+  CHECK(f.log() == "record 3");
 }
 
 TEST_CASE("tables of a batch are rewritten behind the stream that read them") {

@@ -6,9 +6,11 @@
 #include <new>
 
 #include "backend/cuda/cuda_status.h"
+#include "backend/cuda/cuda_transfer.h"
 #include "backend/cuda/device_context.h"
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/table_uploader.h"
+#include "base/log.h"
 
 namespace pkv {
 
@@ -62,6 +64,57 @@ Status CudaBackend::query(DeviceInfo *out) {
   return PKV_OK;
 }
 
+// Its first and its last byte: an allocation is of one device.
+Status CudaBackend::check_adopted(const void *memory, uint64_t bytes) {
+  const ContextScope scope(context_);
+  PKV_TRY(scope.status());
+  const char *first = static_cast<const char *>(memory);
+  for (const char *address : {first, first + (bytes > 0 ? bytes - 1 : 0)}) {
+    cudaPointerAttributes attributes = {};
+    PKV_TRY_CUDA(cudaPointerGetAttributes(&attributes, address));
+    if (attributes.type == cudaMemoryTypeManaged) continue;
+    if (attributes.type != cudaMemoryTypeDevice) {
+      return fail(PKV_INVALID_ARGUMENT, "memory: %p is no memory of %s", static_cast<const void *>(address), device_);
+    }
+    if (attributes.device != ordinal_) {
+      return fail(PKV_INVALID_ARGUMENT, "memory: %p is of cuda:%d, not of %s", static_cast<const void *>(address),
+                  attributes.device, device_);
+    }
+  }
+  return PKV_OK;
+}
+
+Status CudaBackend::allocate_pinned(uint64_t bytes, DeviceMemory *out) {
+  const ContextScope scope(context_);
+  PKV_TRY(scope.status());
+  void *memory = nullptr;
+  const cudaError_t error = cudaHostAlloc(&memory, bytes, cudaHostAllocPortable);
+  if (error == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    return fail(PKV_OUT_OF_MEMORY, "%s: %llu bytes of pinned host memory could not be had", device_,
+                static_cast<unsigned long long>(bytes));
+  }
+  if (error != cudaSuccess) return fail_cuda(error, "cudaHostAlloc");
+  *out = {memory, bytes, bytes};
+  return PKV_OK;
+}
+
+void CudaBackend::release_pinned(DeviceMemory *memory) {
+  if (memory->base == nullptr) return;
+  void *base = memory->base;
+  *memory = {};
+  const ContextScope scope(context_);
+  if (scope.status() != PKV_OK) return;
+  const cudaError_t error = cudaFreeHost(base);
+  if (error == cudaSuccess || error == cudaErrorCudartUnloading) return;
+  cudaGetLastError();
+  log(PKV_LOG_WARNING, "%s: cudaFreeHost: %s", device_, cudaGetErrorString(error));
+}
+
+Status CudaBackend::create_transfer_queue(std::unique_ptr<TransferQueue> *out) {
+  return CudaTransferQueue::create(context_, out);
+}
+
 Status CudaBackend::upload(void *destination, const void *source, uint64_t bytes) {
   const ContextScope scope(context_);
   PKV_TRY(scope.status());
@@ -108,6 +161,12 @@ Status CudaBackend::build_csr(const BuildCsrParams &params, pkv_stream stream) {
   const ContextScope scope(context_);
   PKV_TRY(scope.status());
   return launch_build_csr(params, static_cast<cudaStream_t>(stream));
+}
+
+Status CudaBackend::advance(const AdvanceParams &params, pkv_stream stream) {
+  const ContextScope scope(context_);
+  PKV_TRY(scope.status());
+  return launch_advance(params, static_cast<cudaStream_t>(stream));
 }
 
 Status CudaBackend::check_not_capturing(pkv_stream stream) {

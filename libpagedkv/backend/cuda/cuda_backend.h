@@ -25,14 +25,20 @@ class CudaBackend final : public Backend {
   Status query(DeviceInfo *out) override;
   Status allocate_memory(uint64_t bytes, DeviceMemory *out) override;
   Status allocate_growing_memory(uint64_t bytes, uint64_t reserved_bytes, DeviceMemory *out) override;
+  Status allocate_mapped_memory(uint64_t bytes, DeviceMemory *out) override;
   void release_memory(DeviceMemory *memory) override;
+  Status check_adopted(const void *memory, uint64_t bytes) override;
   Status resize_memory(DeviceMemory *memory, uint64_t bytes) override;
+  Status allocate_pinned(uint64_t bytes, DeviceMemory *out) override;
+  void release_pinned(DeviceMemory *memory) override;
+  Status create_transfer_queue(std::unique_ptr<TransferQueue> *out) override;
   Status upload(void *destination, const void *source, uint64_t bytes) override;
   Status download(void *destination, const void *source, uint64_t bytes, pkv_stream stream) override;
   Status wait(pkv_stream stream) override;
   Status fill(void *destination, uint8_t value, uint64_t bytes) override;
   Status create_table_uploader(uint64_t bytes, std::unique_ptr<TableUploader> *out) override;
   Status build_csr(const BuildCsrParams &params, pkv_stream stream) override;
+  Status advance(const AdvanceParams &params, pkv_stream stream) override;
   Status check_not_capturing(pkv_stream stream) override;
   bool has_streams() override { return true; }
   Status stream_id(pkv_stream stream, uint64_t *out) override;
@@ -43,6 +49,7 @@ class CudaBackend final : public Backend {
   bool is_event_done(DeviceEvent event) override;
   uint64_t attend_workspace_bytes(int32_t head_dim) override;
   Status copy_blocks(const CopyBlocksParams &params, pkv_stream stream) override;
+  Status copy_from_peer(Backend *source, const PeerCopyParams &params) override;
   Status move_rows(const MoveRowsParams &params, pkv_stream stream) override;
   Status zero_blocks(const ZeroBlocksParams &params, pkv_stream stream) override;
   Status write_kv(const WriteKvParams &params, pkv_stream stream) override;
@@ -56,9 +63,12 @@ class CudaBackend final : public Backend {
   Status check_free(uint64_t bytes);
   // UNSUPPORTED where the driver or the device cannot do it.
   Status allocate_chunked(uint64_t bytes, uint64_t reserved_bytes, DeviceMemory *out);
+  Status note_allocation(void *base, void *memory, bool is_mapped);
 
-  int ordinal_ = 0;
+  void enable_peer_access(const CudaBackend &peer);
+
   char device_[16] = "";
+  int ordinal_ = 0;
   char name_[128] = "";
   int32_t compute_capability_ = 0;
   int32_t num_processors_ = 0;
@@ -66,7 +76,11 @@ class CudaBackend final : public Backend {
   CUcontext context_ = nullptr;
   cudaStream_t upload_stream_ = nullptr;
   std::mutex mutex_;
-  std::map<void *, void *> allocations_;  // base given out -> what cudaMalloc gave
+  struct Allocation {
+    void *memory;  // as cudaMalloc or cudaHostAlloc gave it
+    bool is_mapped;
+  };
+  std::map<void *, Allocation> allocations_;  // by the base given out
   std::map<void *, std::unique_ptr<ChunkedMemory>> growing_;  // by base; of memory with room to grow
   bool has_warned_ = false;  // that there is no such memory
 };

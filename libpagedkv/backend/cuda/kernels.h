@@ -12,6 +12,7 @@ namespace pkv {
 
 Status launch_copy_blocks(const CopyBlocksParams &params, cudaStream_t stream);
 Status launch_build_csr(const BuildCsrParams &params, cudaStream_t stream);
+Status launch_advance(const AdvanceParams &params, cudaStream_t stream);
 Status launch_move_rows(const MoveRowsParams &params, cudaStream_t stream);
 Status launch_zero_blocks(const ZeroBlocksParams &params, cudaStream_t stream);
 Status launch_write_kv(const WriteKvParams &params, cudaStream_t stream);

@@ -43,15 +43,36 @@ Status CudaBackend::allocate_memory(uint64_t bytes, DeviceMemory *out) {
     PKV_TRY_CUDA(cudaFree(memory));
     PKV_TRY(allocate_cuda(bytes + kAlignment, &memory));
   }
-  try {
-    std::lock_guard<std::mutex> lock(mutex_);
-    allocations_[round_up(memory)] = memory;
-  } catch (const std::bad_alloc &) {
+  if (const Status status = note_allocation(round_up(memory), memory, false); status != PKV_OK) {
     cudaFree(memory);
-    return fail(PKV_OUT_OF_MEMORY, "%s: no host memory to note an allocation", device_);
+    return status;
   }
   *out = {round_up(memory), bytes, bytes};
   return PKV_OK;
+}
+
+// Pinned memory starts at a page, and has one address for host and device.
+Status CudaBackend::allocate_mapped_memory(uint64_t bytes, DeviceMemory *out) {
+  const ContextScope scope(context_);
+  PKV_TRY(scope.status());
+  void *memory = nullptr;
+  PKV_TRY_CUDA(cudaHostAlloc(&memory, bytes, cudaHostAllocMapped | cudaHostAllocPortable));
+  if (const Status status = note_allocation(memory, memory, true); status != PKV_OK) {
+    cudaFreeHost(memory);
+    return status;
+  }
+  *out = {memory, bytes, bytes};
+  return PKV_OK;
+}
+
+Status CudaBackend::note_allocation(void *base, void *memory, bool is_mapped) {
+  try {
+    std::lock_guard<std::mutex> lock(mutex_);
+    allocations_[base] = {memory, is_mapped};
+    return PKV_OK;
+  } catch (const std::bad_alloc &) {
+    return fail(PKV_OUT_OF_MEMORY, "%s: no host memory to note an allocation", device_);
+  }
 }
 
 Status CudaBackend::allocate_cuda(uint64_t bytes, void **out) {
@@ -98,7 +119,7 @@ void CudaBackend::release_memory(DeviceMemory *memory) {
     *memory = {};
     return;
   }
-  void *allocation = nullptr;
+  Allocation allocation = {};
   std::unique_ptr<ChunkedMemory> growing;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -122,7 +143,7 @@ void CudaBackend::release_memory(DeviceMemory *memory) {
     cudaGetLastError();
     return;
   }
-  const cudaError_t error = cudaFree(allocation);
+  const cudaError_t error = allocation.is_mapped ? cudaFreeHost(allocation.memory) : cudaFree(allocation.memory);
   // At the end of the process the driver may be gone before the last owner, and the memory with it.
   if (error == cudaSuccess || error == cudaErrorCudartUnloading) return;
   cudaGetLastError();

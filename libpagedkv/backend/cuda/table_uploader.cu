@@ -21,10 +21,12 @@ __device__ inline void copy_array(T *to, const T *from, int64_t count, int64_t f
 __global__ void __launch_bounds__(kThreads) store_tables(const __grid_constant__ UploadTablesParams p) {
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads;
-  copy_array(p.to_seq_lens, p.seq_lens, p.num_sequences, first, stride);
-  copy_array(p.to_cu_seqlens_q, p.cu_seqlens_q, p.num_sequences + 1, first, stride);
+  copy_array(p.to_seq_lens, p.seq_lens, p.num_seq_lens, first, stride);
+  copy_array(p.to_cu_seqlens_q, p.cu_seqlens_q, p.num_cu_seqlens_q, first, stride);
   copy_array(p.to_slot_mapping, p.slot_mapping, p.num_tokens, first, stride);
   copy_array(p.to_positions, p.positions, p.num_tokens, first, stride);
+  copy_array(p.to_step_limits, p.step_limits, p.num_step_limits, first, stride);
+  if (p.to_num_refused != nullptr && first == 0) *p.to_num_refused = 0;
   for (int64_t i = first; i < p.num_changes; i += stride) p.to_block_table[p.change_indices[i]] = p.change_values[i];
 }
 
@@ -65,7 +67,8 @@ Status CudaTableUploader::acquire(char **out_staging) {
 Status CudaTableUploader::submit(const UploadTablesParams &params, pkv_stream stream) {
   const ContextScope scope(context_);
   PKV_TRY(scope.status());
-  const int64_t longest = std::max({params.num_sequences + 1, params.num_tokens, params.num_changes, int64_t{1}});
+  const int64_t longest = std::max({params.num_seq_lens, params.num_cu_seqlens_q, params.num_tokens,
+                                    params.num_step_limits, params.num_changes, int64_t{1}});
   const int64_t blocks = std::min<int64_t>((longest + kThreads - 1) / kThreads, kMaxBlocks);
   void *arguments[] = {const_cast<UploadTablesParams *>(&params)};
   const auto queue = static_cast<cudaStream_t>(stream);

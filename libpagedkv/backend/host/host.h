@@ -8,4 +8,8 @@ namespace pkv {
 
 Backend *host_backend();
 
+// Devices beside it, "host:0" and on, that share its memory and kernels and are told apart by name alone.
+constexpr int kNumHostDevices = 64;
+Backend *numbered_host_backend(int ordinal);  // ordinal < kNumHostDevices
+
 }  // namespace pkv

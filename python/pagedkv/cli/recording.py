@@ -43,6 +43,8 @@ CALLS = {
     38: ("accept", "qiii", ""),
     48: ("prepare", "uqiissss", ""),
     49: ("discard", "u", ""),
+    50: ("prepare_ahead", "uqiisssss", ""),
+    51: ("settle", "uii", ""),
     64: ("evict", "s", "s"),
     65: ("zero_uncached", "", "s"),
     66: ("reset", "", ""),
@@ -70,7 +72,8 @@ NUM_FIRST_OPTIONS = 19  # that every version has; later ones are 0 where they ar
 
 # Arrays of a call that are of one length, by their places among the fields.
 EQUAL_LENGTHS = {"open_many": [1], "fork_many": [0, 1], "commit_many": [0, 1], "truncate_many": [0, 1],
-                 "reorder": [0, 1], "accept": [0, 1, 2], "prepare": [1, 2]}
+                 "reorder": [0, 1], "accept": [0, 1, 2], "prepare": [1, 2],
+                 "prepare_ahead": [1, 2]}
 
 NO_VALUES, LEFT_OUT = 0, 255
 NUM_STATUSES = 10

@@ -45,7 +45,12 @@ class CacheOptions(_Struct):
                 ("memory_fraction", ctypes.c_double), ("device", ctypes.c_char_p), ("memory", POINTER),
                 ("memory_bytes", UNSIGNED), ("prefix_caching", ctypes.c_int), ("eviction", ctypes.c_int),
                 ("hash_seed", UNSIGNED), ("window", SIGNED), ("sinks", SIGNED), ("partial_reuse", ctypes.c_int),
-                ("rope", POINTER), ("low_water", SIGNED), ("event_capacity", SIGNED), ("max_num_blocks", SIGNED)]
+                ("rope", POINTER), ("low_water", SIGNED), ("event_capacity", SIGNED),
+                ("devices", POINTER), ("num_devices", ctypes.c_int32), ("shard", ctypes.c_int),
+                ("host_tier_bytes", UNSIGNED), ("host_tier_blocks", SIGNED), ("disk_tier_path", ctypes.c_char_p),
+                ("disk_tier_bytes", UNSIGNED), ("tier_identity", ctypes.c_char_p),
+                ("recompute_tokens_per_second", ctypes.c_double), ("tier_min_hits", SIGNED),
+                ("disk_tier_reset", ctypes.c_int), ("max_num_blocks", SIGNED)]
 
 
 class ResizeOptions(_Struct):
@@ -68,7 +73,7 @@ class BatchOptions(_Struct):
 
 class PrepareOptions(_Struct):
     _fields_ = [("struct_size", ctypes.c_size_t), ("stream", POINTER), ("register_blocks", ctypes.c_int),
-                ("pad_sequences", SIGNED), ("pad_tokens", SIGNED), ("max_query_len", SIGNED)]
+                ("pad_sequences", SIGNED), ("pad_tokens", SIGNED), ("max_query_len", SIGNED), ("steps_ahead", SIGNED)]
 
 
 class Shortage(_Struct):
@@ -290,12 +295,19 @@ class RawCache:
             raise RecordingError(self._path, 0, f"a call of batch {number}, which there is not")
         return self._batches[number]
 
-    def _call_prepare(self, number, sequences, counts, tokens, registers, pad_sequences, pad_tokens, max_query_len):
+    def _call_prepare(self, number, sequences, counts, tokens, registers, pad_sequences, pad_tokens, max_query_len,
+                      steps_ahead=0):
         options = PrepareOptions(register_blocks=1 if registers else 2, pad_sequences=pad_sequences,
-                                 pad_tokens=pad_tokens, max_query_len=max_query_len)
+                                 pad_tokens=pad_tokens, max_query_len=max_query_len, steps_ahead=steps_ahead)
         return self._run("batch_prepare", (POINTER, POINTER, POINTER, SIGNED, POINTER, SIGNED, POINTER),
                          self._get_batch(number), self._pointer(sequences), self._pointer(counts), sequences.count,
                          self._pointer(tokens), tokens.count, *self._out(options)), []
+
+    _call_prepare_ahead = _call_prepare
+
+    def _call_settle(self, number, counts, tokens):
+        return self._run("batch_settle", (POINTER, POINTER, SIGNED, POINTER, SIGNED), self._get_batch(number),
+                         self._pointer(counts), counts.count, self._pointer(tokens), tokens.count), []
 
     def _call_discard(self, number):
         return self._run("batch_discard", (POINTER,), self._get_batch(number)), []

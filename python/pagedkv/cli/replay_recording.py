@@ -28,7 +28,8 @@ ON_ONE = {"rematch": 0, "fork": 0, "reserve": 0, "append": 0, "commit": 0, "trun
 ON_TRANSFER = ("commit_transfer", "quarantine", "finish_transfer")
 ON_MANY = {"fork_many": (0, [1], []), "commit_many": (0, [1], [(2, 1)]), "truncate_many": (0, [1], []),
            "close_many": (0, [], []), "reorder": (0, [1], []), "accept": (0, [1, 2], [(3, 2)]),
-           "prepare": (1, [2], [(3, 2)])}
+           "prepare": (1, [2], [(3, 2)]), "prepare_ahead": (1, [2], [(3, 2)])}
+PREPARES = ("prepare", "prepare_ahead")
 
 
 class RecordingReplay:
@@ -41,6 +42,7 @@ class RecordingReplay:
         self._is_exact = is_exact
         self._ids = {}  # of sequences and pins, where they differ: recorded -> here
         self._starts = {}  # not exact: sequence before its first append -> (prompt, recorded hit, hit here)
+        self._ahead = {}  # not exact: batch -> (recorded sequences of its last prepare ahead, the fields of that here)
         self._lost = set()  # not exact: recorded ids of sequences that were closed for want of blocks
         self.calls = self.refused = self.requests = self.steps = self.checkpoints = self.skipped = self.diverged = 0
         self.lost = 0
@@ -71,7 +73,7 @@ class RecordingReplay:
             return None
         if name in ("open", "open_many") and record.status == OK:
             self.requests += 1 if name == "open" else record.fields[1].count
-        self.steps += name == "prepare" and record.status == OK
+        self.steps += name in PREPARES and record.status == OK
         if self._is_exact:
             return self._replay_exactly(record)
         return self._replay_adapted(record) if record.status == OK else None
@@ -136,18 +138,22 @@ class RecordingReplay:
     def _replay_adapted(self, record):
         if record.name in ON_ONE and record.fields[0] in self._lost:
             return
+        if record.name == "prepare_ahead":
+            self._ahead[record.fields[0]] = (record.fields[1].values, record.fields)
         while True:
             if record.name in ON_MANY:
                 self._drop_lost(record)
             fields = self._translate(record)
             if record.name == "append":
                 fields[1:] = [self._adapt_tokens(record.fields[0], fields[1])]
-            elif record.name == "prepare":
+            elif record.name in PREPARES:
                 fields = self._adapt_prepare(record, fields)
+            elif record.name == "settle":
+                fields = self._adapt_settle(fields)
             status, results = self._cache.call(record.name, fields)
             if status == OK:
                 return self._note_success(record, results)
-            loses = record.name in ("append", "prepare", "accept", "shift")
+            loses = record.name in ("append", *PREPARES, "accept", "shift")
             if not loses or status not in (OUT_OF_BLOCKS, NEVER_FITS):
                 self.diverged += 1
                 return
@@ -181,7 +187,7 @@ class RecordingReplay:
             self._starts[record.results[0]] = self._starts[fields[0]]
         elif name == "append":
             self._starts.pop(fields[0], None)
-        elif name == "prepare" and fields[1].values is not None:
+        elif name in PREPARES and fields[1].values is not None:
             for id in fields[1].values.tolist():
                 self._starts.pop(id, None)
         elif name == "close":
@@ -209,6 +215,18 @@ class RecordingReplay:
         flat = np.concatenate(parts)
         lengths = np.array([len(part) for part in parts], dtype=np.int64)
         return [number, sequences, Numbers(len(lengths), lengths), Numbers(len(flat), flat), *rest]
+
+    def _adapt_settle(self, fields):
+        """Counts for the sequences that the prepare had here; 0 for those lost since."""
+        number, counts, tokens = fields
+        then, prepared = self._ahead.get(number, (None, None))
+        if then is None or counts.count != len(then):
+            return fields
+        here = np.isin(then, prepared[1].values)
+        keep = here & ~np.isin(then, list(self._lost))
+        if tokens.values is not None and tokens.count:
+            tokens = _keep(tokens, np.repeat(keep, counts.values))
+        return [number, _keep(Numbers(len(then), np.where(keep, counts.values, 0)), here), tokens]
 
     def _drop_lost(self, record):
         """Takes lost sequences out of a call on many."""

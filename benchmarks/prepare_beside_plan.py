@@ -1,0 +1,162 @@
+"""Times prepare() of a decode step of 256 sequences, beside FlashInfer's plan() in the same run where there is a GPU.
+
+    python benchmarks/prepare_beside_plan.py [--commit HASH] [--output FILE]
+
+Both make ready what the kernels of one step need. A round is a step in which every sequence gets a token: prepare, which
+appends, takes blocks and queues the upload, once for each set of formats; then the plan of each of FlashInfer's decode
+wrappers, for the same lengths and blocks. Times are of the host, between the call and its return, with nothing else
+queued on the device; the fastest, the median and the 99th percentile, in microseconds. uploaded_bytes is what prepare
+sends to the device in a step: the mean, and the largest.
+
+Without a GPU prepare is measured alone, on the host backend, which sends nothing.
+"""
+
+import argparse
+import datetime
+import gc
+import json
+import pathlib
+import statistics
+import sys
+import time
+
+import numpy as np
+from replay_traces import ROOT, describe_machine, find_commit
+
+import pagedkv
+
+NUM_SEQUENCES, BLOCK_SIZE, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 256, 16, 32, 8, 128
+LENGTHS = [512 + 29 * i % 1024 for i in range(NUM_SEQUENCES)]
+NUM_ROUNDS, NUM_WARM_UPS = 400, 40
+FORMATS = {"table": ("table",), "table, csr": ("table", "csr"), "table, csr, pointers": ("table", "csr", "pointers")}
+clock = time.perf_counter_ns
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--commit", help="what is measured, where this is no repository")
+    parser.add_argument("--output", type=pathlib.Path, help="default: benchmarks/results/prepare-beside-plan-DATE.json")
+    arguments = parser.parse_args()
+    date = datetime.date.today().isoformat()
+    is_host = not pagedkv.cuda_info()["is_usable"]
+    steps = Steps("host" if is_host else "cuda")
+    planners = {} if is_host else make_planners(steps)
+    rows = measure(steps, planners)
+    report = {"date": date, "machine": describe_machine(), "version": pagedkv.version(),
+              "commit": arguments.commit or find_commit(), "device": steps.cache.device,
+              "num_sequences": NUM_SEQUENCES, "rounds": NUM_ROUNDS, **rows}
+    if report["plan"]:
+        fastest = min(report["plan"].values(), key=lambda row: row["p50_us"])
+        report["ratio_to_fastest_plan"] = {
+            name: {key: round(row[key] / fastest[key], 4) for key in ("fastest_us", "p50_us", "p99_us")}
+            for name, row in report["prepare"].items()}
+    output = arguments.output or ROOT / "benchmarks" / "results" / f"prepare-beside-plan-{date}.json"
+    output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    print(output)
+
+
+class Steps:
+    """One set of sequences, and a batch for each set of formats."""
+
+    def __init__(self, device):
+        layout = pagedkv.Layout(num_layers=1, num_kv_heads=NUM_KV_HEADS, head_dim=HEAD_DIM, dtype="bfloat16",
+                                block_size=BLOCK_SIZE)
+        most = max(LENGTHS) + len(FORMATS) * (NUM_ROUNDS + NUM_WARM_UPS)
+        self.cache = pagedkv.Cache(layout, num_blocks=NUM_SEQUENCES * -(-most // BLOCK_SIZE), device=device)
+        self.sequences, self.ones = [self.cache.open([]) for _ in LENGTHS], [1] * NUM_SEQUENCES
+        self.batches = {name: self.cache.batch(max_sequences=NUM_SEQUENCES, max_tokens=sum(LENGTHS),
+                                               max_sequence_length=most, num_heads=NUM_HEADS, formats=formats)
+                        for name, formats in FORMATS.items()}
+        self.lengths = np.array(LENGTHS)
+        next(iter(self.batches.values())).prepare(self.sequences, LENGTHS)
+        self.tokens = np.arange(NUM_SEQUENCES, dtype=np.int64)
+
+    def prepare(self, name):
+        """Nanoseconds, and bytes sent."""
+        batch = self.batches[name]
+        start = clock()
+        batch.prepare(self.sequences, self.ones, tokens=self.tokens)
+        end = clock()
+        self.lengths += 1
+        return end - start, batch.uploaded_bytes
+
+
+def measure(steps, planners):
+    times, sent = {name: [] for name in [*FORMATS, *planners]}, {name: [] for name in FORMATS}
+    gc.collect()
+    gc.disable()
+    for _ in range(NUM_WARM_UPS + NUM_ROUNDS):
+        for name in FORMATS:
+            elapsed, num_bytes = steps.prepare(name)
+            times[name].append(elapsed)
+            sent[name].append(num_bytes)
+        for name, plan in planners.items():
+            times[name].append(plan())
+    gc.enable()
+    result = {"prepare": {}, "plan": {}}
+    for name, all_times in times.items():
+        kept = sorted(all_times[NUM_WARM_UPS:])
+        row = {"fastest_us": round(kept[0] / 1e3, 3), "p50_us": round(kept[len(kept) // 2] / 1e3, 3),
+               "p99_us": round(kept[len(kept) * 99 // 100] / 1e3, 3)}
+        if name in sent:
+            row["uploaded_bytes"] = {"mean": round(statistics.fmean(sent[name][NUM_WARM_UPS:]), 1),
+                                     "largest": max(sent[name][NUM_WARM_UPS:])}
+        result["prepare" if name in sent else "plan"][name] = row
+        print(name, row, file=sys.stderr)
+    return result
+
+
+def make_planners(steps):
+    """Calls that plan one step of FlashInfer and give the nanoseconds, by name; none where it cannot be imported."""
+    try:
+        import flashinfer
+        import torch
+    except ImportError as error:
+        print(f"without a peer: {error}", file=sys.stderr)
+        return {}
+    workspace = torch.zeros(512 << 20, dtype=torch.uint8, device="cuda")
+    most = sum(-(-(length + len(FORMATS) * (NUM_ROUNDS + NUM_WARM_UPS)) // BLOCK_SIZE) for length in LENGTHS)
+
+    def make(uses_tensor_cores, uses_graph):
+        options = dict(use_tensor_cores=uses_tensor_cores)
+        if uses_graph:
+            options.update(
+                use_cuda_graph=True,
+                paged_kv_indptr_buffer=torch.zeros(NUM_SEQUENCES + 1, dtype=torch.int32, device="cuda"),
+                paged_kv_indices_buffer=torch.zeros(most, dtype=torch.int32, device="cuda"),
+                paged_kv_last_page_len_buffer=torch.zeros(NUM_SEQUENCES, dtype=torch.int32, device="cuda"))
+        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", **options)
+
+        def plan():
+            # What an engine has to hand: lengths on the host, blocks on the device.
+            used = -(-steps.lengths // BLOCK_SIZE)
+            indptr = torch.from_numpy(np.concatenate([[0], np.cumsum(used)]).astype(np.int32))
+            last = torch.from_numpy(((steps.lengths - 1) % BLOCK_SIZE + 1).astype(np.int32))
+            indices = torch.arange(int(indptr[-1]), dtype=torch.int32, device="cuda")
+            torch.cuda.synchronize()
+            start = clock()
+            wrapper.plan(indptr, indices, last, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE,
+                         q_data_type=torch.bfloat16, kv_data_type=torch.bfloat16)
+            end = clock()
+            torch.cuda.synchronize()
+            return end - start
+
+        return plan
+
+    planners = {}
+    for uses_tensor_cores in (False, True):
+        for uses_graph in (False, True):
+            kind = "tensor cores" if uses_tensor_cores else "CUDA cores"
+            name = f"flashinfer {flashinfer.__version__}, {kind}{', graph' if uses_graph else ''}"
+            plan = make(uses_tensor_cores, uses_graph)
+            try:
+                plan()
+            except Exception as error:  # a version that has not this way
+                print(f"{name}: {error}", file=sys.stderr)
+                continue
+            planners[name] = plan
+    return planners
+
+
+if __name__ == "__main__":
+    main()

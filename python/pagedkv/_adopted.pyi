@@ -1,0 +1,1 @@
+# Memory of others, for the other modules alone: nothing here is for callers.

@@ -1,0 +1,1 @@
+"""Caches over several devices. Nothing here is called from Python."""

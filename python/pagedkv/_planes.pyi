@@ -1,0 +1,1 @@
+# Methods of Cache, which declares them: nothing here is for callers.

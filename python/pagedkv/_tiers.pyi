@@ -1,0 +1,3 @@
+from pagedkv._cache import Cache
+
+def flush_tiers(self: Cache) -> None: ...
