@@ -138,7 +138,7 @@ Status DeviceTables::download_steps(int64_t num_sequences, pkv_stream stream, in
   const uint64_t bytes = static_cast<uint64_t>(num_sequences) * sizeof(int32_t);
   if (is_mapped_) {
     PKV_TRY(backend_->wait(stream));
-    std::memcpy(out_seq_lens, seq_lens_.as<void>(), bytes);
+    if (bytes > 0) std::memcpy(out_seq_lens, seq_lens_.as<void>(), bytes);
     std::memcpy(out_num_refused, num_refused_.as<void>(), sizeof(uint32_t));
     return PKV_OK;
   }

@@ -361,6 +361,7 @@ class Hazards {
     pkv_array blocks = {};
     if (transfers_.size() >= 3) return finish();
     if (cache_->receive(1 + pick(4), {}, stream, &id, &blocks) != PKV_OK) return;
+    take_work({});  // what was evicted for it goes to the tier first
     const StreamClock clock = backend_.queue(stream);
     Receiving transfer = {id, {}, clock};
     for (int64_t i = 0; i < blocks.shape[0] * kBlockSize; ++i) {
