@@ -9,8 +9,8 @@
 // a sequence. window.cc: cuts, and what a sliding window gives back. partial_reuse.cc: hits inside a block. quotas.cc:
 // what namespaces may have. prefixes.cc: prefixes without a sequence, pins, retention. snapshot_save.cc, snapshot_load.cc,
 // prefix_tree.cc: snapshots. stream_order.cc: what waits for what across streams. transfers.cc: blocks on their way out
-// or in. resize.cc: resizing. several_devices.cc: what each device holds. tiers.cc, preempt.cc: the host tier and the disk tier. audit.cc,
-// explain_sequence.cc: check and explain. record.cc: recording of calls. monitor.cc: measures, and the page of statistics.
+// or in. resize.cc: resizing. several_devices.cc: what each device holds. tiers.cc, preempt.cc: the host tier and the
+// disk tier. audit.cc, explain_sequence.cc: check and explain. record.cc: recording of calls. monitor.cc: measures, and the page of statistics.
 #pragma once
 
 #include <algorithm>

@@ -14,8 +14,7 @@ import weakref
 import numpy
 
 from pagedkv._adopted cimport AdoptedMemory
-from pagedkv._arrays cimport (
-    as_int32, as_int64, as_milliseconds, as_positive, as_text, as_uint64, describe)
+from pagedkv._arrays cimport as_int32, as_int64, as_milliseconds, as_positive, as_text, as_uint64, describe
 from pagedkv._attention cimport Rope, attend, move_rows, write_kv
 from pagedkv._attention import set_kv_scales
 from pagedkv._batch cimport Batch
@@ -28,12 +27,12 @@ from pagedkv._errors cimport check
 from pagedkv._prefixes import invalidate, namespace_stats, pin, probe, set_quota, touch
 from pagedkv._sequences import accept, close_many, commit_many, fork_many, open_many, reorder, truncate_many
 from pagedkv._memory cimport set_memory
-from pagedkv._tiers cimport as_path, set_tiers
+from pagedkv._tiers cimport set_tiers
 from pagedkv._tiers import flush_tiers
-from pagedkv._monitor import measure, publish_stats, unpublish_stats
+from pagedkv._monitor import measure, publish_stats, trace_start, trace_stop, unpublish_stats
 from pagedkv._pool cimport export_blocks
 from pagedkv._prompt cimport Prompt, read_prompt, release_prompt
-from pagedkv._resize import prepare_resize, resize
+from pagedkv._resize import max_num_blocks, prepare_resize, resize
 from pagedkv._transfer import receive, regions, send
 from pagedkv._snapshot cimport load_prefixes, load_sequence, save_prefixes
 from pagedkv._planes import block_view, k_view, v_view
@@ -43,8 +42,7 @@ from pagedkv.abi cimport (
     pkv_cache_destroy, pkv_cache_evict, pkv_cache_explain, pkv_cache_get_stats, pkv_cache_options,
     pkv_cache_reset, pkv_cache_victims, pkv_cache_zero_uncached, pkv_eviction, pkv_layout,
     pkv_rope, pkv_sequence_close, pkv_sequence_open, pkv_status, pkv_stream)
-from pagedkv.abi cimport (
-    PKV_STATS_JSON, PKV_STATS_PROMETHEUS, pkv_cache_format_stats, pkv_stats_format, pkv_trace_start, pkv_trace_stop)
+from pagedkv.abi cimport PKV_STATS_JSON, PKV_STATS_PROMETHEUS, pkv_cache_format_stats, pkv_stats_format
 
 cdef dict EVICTIONS = {
     "lru": <int> PKV_EVICTION_LRU,
@@ -334,11 +332,9 @@ Token sequences over blocks of one device, with a prefix cache.
         self.enter()
         check(pkv_cache_reset(self._cache))
 
-    # ---- Resizing, by functions of another file
+    # ---- Resizing and tiers, by functions of other files
 
-    resize, prepare_resize = resize, prepare_resize
-
-    flush_tiers = flush_tiers
+    resize, prepare_resize, max_num_blocks, flush_tiers = resize, prepare_resize, max_num_blocks, flush_tiers
 
     # ---- Snapshots
 
@@ -429,13 +425,6 @@ Token sequences over blocks of one device, with a prefix cache.
         return self._num_blocks
 
     @property
-    def max_num_blocks(self):
-        """Blocks that resize() may grow the cache to."""
-        cdef pkv_cache_stats stats
-        self.get_stats(&stats)
-        return stats.max_num_blocks
-
-    @property
     def block_size(self):
         """Tokens of a block."""
         return self.layout.block_size
@@ -497,18 +486,7 @@ Token sequences over blocks of one device, with a prefix cache.
     # ---- Monitoring, by functions of another file
 
     measure, publish_stats, unpublish_stats = measure, publish_stats, unpublish_stats
-
-    def trace_start(self, path):
-        """Records every call that changes the cache into a file, for `pagedkv replay`. The cache must be empty: no
-        open sequences, pins or cached blocks (BusyError)."""
-        cdef bytes name = as_path(path, "path")
-        self.enter()
-        check(pkv_trace_start(self._cache, name))
-
-    def trace_stop(self):
-        """Ends the recording. DeviceError if it could not be written whole."""
-        self.enter()
-        check(pkv_trace_stop(self._cache))
+    trace_start, trace_stop = trace_start, trace_stop
 
     def check(self):
         """Audits every count, list, table and hash. True, or InternalError naming what is broken."""

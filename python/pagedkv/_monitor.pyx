@@ -1,5 +1,5 @@
 # cython: language_level=3, binding=True
-"""Monitoring: measures, the page of statistics, ranges for a profiler."""
+"""Monitoring: measures, the page of statistics, recordings, ranges for a profiler."""
 from cpython.exc cimport PyErr_WriteUnraisable
 from libc.string cimport memset
 
@@ -14,7 +14,7 @@ from pagedkv._errors import InvalidArgumentError
 from pagedkv._errors cimport check
 from pagedkv.abi cimport (
     pkv_cache_fragmentation, pkv_cache_measure, pkv_cache_publish_stats, pkv_cache_unpublish_stats, pkv_nvtx_enable,
-    pkv_set_range_callbacks)
+    pkv_set_range_callbacks, pkv_trace_start, pkv_trace_stop)
 
 cdef object page_numbers = itertools.count()
 
@@ -36,6 +36,20 @@ cdef bytes as_path(object path):
     if b"\0" in name:
         raise InvalidArgumentError(f"path has a NUL in it: {path!r}")
     return name
+
+
+def trace_start(Cache self, path):
+    """Records every call that changes the cache into a file, for `pagedkv replay`. The cache must be empty: no
+    open sequences, pins or cached blocks (BusyError)."""
+    cdef bytes name = as_path(path)
+    self.enter()
+    check(pkv_trace_start(self._cache, name))
+
+
+def trace_stop(Cache self):
+    """Ends the recording. DeviceError if it could not be written whole."""
+    self.enter()
+    check(pkv_trace_stop(self._cache))
 
 
 def measure(Cache self):

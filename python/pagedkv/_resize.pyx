@@ -78,6 +78,16 @@ def prepare_resize(Cache self, num_blocks):
     return prepared
 
 
+def count_most_blocks(Cache self):
+    """Blocks that resize() may grow the cache to."""
+    cdef pkv_cache_stats stats
+    self.get_stats(&stats)
+    return stats.max_num_blocks
+
+
+max_num_blocks = property(count_most_blocks)
+
+
 @cython.no_gc_clear
 cdef class PreparedResize:
     """A resize that Cache.prepare_resize() prepared. close(), or the end of a `with` block, gives back memory that is not

@@ -435,3 +435,74 @@ def test_recordings_have_resizes(tmp_path, device):
     cache.trace_stop()
     resizes = [(record.fields, record.status) for record in Recording(path) if record.name == "resize"]
     assert resizes == [([16, 0], 0), ([9, 0], 6), ([9, 1], 4), ([5, 1], 0)]
+
+
+def test_steps_ahead_before_a_shrink_are_stale(device):
+    with make_cache(device, num_blocks=16, max_num_blocks=16) as cache:
+        seq = open_with(cache, range(4))
+        batch = cache.batch(max_sequences=2, max_tokens=4, max_sequence_length=40)
+        batch.prepare([seq], [1], tokens=[4], steps_ahead=3)
+        batch.advance()
+        cache.resize(8, move=True)
+        for call in (batch.advance, batch.get_advanced, lambda: batch.settle([1], tokens=[5]), lambda: batch.settle([0])):
+            with refused(cache, pagedkv.InvalidArgumentError, seq) as record:
+                call()
+            assert "shrunk" in str(record.value)
+        batch.prepare([seq], [1], tokens=[5], steps_ahead=3)
+        batch.advance()
+        cache.resize(16)  # growing leaves them as they are
+        batch.advance()
+        batch.settle([2], tokens=[6, 7])
+        assert seq.length == 8
+        cache.check()
+
+
+@pytest.mark.parametrize("move", [False, True])
+@pytest.mark.parametrize("tier_min_hits", [0, 1])
+def test_tiers_stay(device, move, tier_min_hits):
+    """What a shrink evicts is offloaded and found again, what moves is found where it is, and so is a preempted sequence."""
+    plain = MarkedCache(device, num_blocks=1)
+    marked = MarkedCache(device, num_blocks=16, max_num_blocks=16, host_tier=32 * plain.format.block_bytes,
+                         tier_min_hits=tier_min_hits)
+    cache = marked.cache
+    prompts = [list(range(100 * i, 100 * i + 13)) for i in range(1, 6)]
+    for prompt in prompts:
+        marked.open_with(prompt).seq.close()
+        marked.open(prompt).seq.close()  # a hit
+    held = marked.open_with(range(8))
+    preempted = marked.open_with(range(50, 57))
+    preempted.seq.offload()
+    num_offloaded = cache.stats()["offloaded_blocks"]
+    try:
+        cache.resize(6, move=move)
+    except pagedkv.BusyError:
+        assert not move
+        cache.resize(6, move=True)
+    assert cache.stats()["offloaded_blocks"] > num_offloaded
+    cache.check()
+    marked.check([held])
+    preempted.seq.restore()
+    marked.step([(preempted, [7])])
+    marked.check([preempted])
+    preempted.seq.close()
+    for prompt in prompts:
+        again = marked.open(prompt)
+        assert again.seq.length == 12
+        marked.step([(again, prompt[12:])])
+        marked.check([again, held])
+        again.seq.close()
+    cache.resize(16)
+    cache.check()
+    assert marked.open(prompts[0]).seq.length == 12
+
+
+@pytest.mark.parametrize("shard", ["heads", "sequences"])
+def test_several_devices_stay(shard):
+    layout = pagedkv.Layout(num_layers=2, num_kv_heads=2, head_dim=8, dtype="float32", block_size=4)
+    with pytest.raises(pagedkv.UnsupportedError):
+        pagedkv.Cache(layout, num_blocks=8, devices=["host:0", "host:1"], shard=shard, max_num_blocks=16)
+    with pagedkv.Cache(layout, num_blocks=8, devices=["host:0", "host:1"], shard=shard) as cache:
+        for each in (cache, *(cache.parts if shard == "sequences" else ())):
+            for call in (each.resize, each.prepare_resize):
+                with pytest.raises(pagedkv.UnsupportedError):
+                    call(4)
