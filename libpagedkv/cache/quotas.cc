@@ -107,6 +107,7 @@ Status Cache::plan_replaced_quotas() {
     if (status != PKV_OK) break;
   }
   finish_quota_plan(&quota_evictions_);
+  if (status != PKV_OK) publish();
   return status;
 }
 
