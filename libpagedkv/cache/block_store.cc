@@ -433,10 +433,11 @@ int64_t BlockStore::forget_all_but(const std::vector<bool> &is_kept) {
     BlockRecord &record = records_[block];
     if (!record.is_registered || record.is_stale || is_kept[static_cast<size_t>(block)]) continue;
     int32_t registered = block;
-    if (record.holders == 0) {
+    // A block that only transfers hold would stand in the way of equal ones for nothing: what it extends is not known.
+    if (record.holders == 0 || is_pending(block)) {
+      num_dropped += record.holders == 0;
       registered = record.duplicates;  // a held one takes over
       drop_hash(block);
-      ++num_dropped;
       if (registered == kNoBlock) continue;
     }
     if (events_ != nullptr) events_->tell_removed(registered, namespace_id(registered));
