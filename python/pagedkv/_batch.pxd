@@ -3,18 +3,6 @@ from libc.stdint cimport int32_t, int64_t
 from pagedkv._cache cimport Cache
 from pagedkv.abi cimport pkv_batch, pkv_batch_info, pkv_batch_table, pkv_sequence
 
-cdef class DeviceTable:
-    cdef readonly object ptr
-    cdef readonly tuple shape
-    cdef readonly tuple strides
-    cdef readonly str dtype
-    cdef readonly str device
-    cdef Batch _batch
-    cdef object __weakref__
-
-    @staticmethod
-    cdef DeviceTable make(Batch batch, pkv_batch_table table, int32_t index)
-
 cdef class Batch:
     cdef pkv_batch *_batch
     cdef Cache _cache

@@ -5,8 +5,9 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv._arrays import Integers, Streams
+from pagedkv._arrays import Integers, Stream, Streams
 from pagedkv._cache import Cache, Format
+from pagedkv._device_table import DeviceTable
 from pagedkv._sequence import Sequence
 from pagedkv._tensors import ArrayLike
 
@@ -14,29 +15,6 @@ _BatchType = TypeVar("_BatchType", bound=Batch)
 _Table = TypeVar("_Table")
 # Of a cache over several devices a tuple, one for each.
 OnDevices = _Table | DeviceTable | tuple[_Table | DeviceTable, ...]
-
-class DeviceTable:
-    @property
-    def ptr(self) -> int: ...
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def strides(self) -> tuple[int, ...]: ...
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def device(self) -> str: ...
-    def __dlpack_device__(self) -> tuple[int, int]: ...
-    def __dlpack__(
-        self,
-        *,
-        stream: Any = None,
-        max_version: tuple[int, int] | None = None,
-        dl_device: tuple[int, int] | None = None,
-        copy: bool | None = None,
-    ) -> Any: ...
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]: ...
 
 class Batch:
     def __init__(
@@ -54,7 +32,7 @@ class Batch:
         sequences: list[Sequence] | tuple[Sequence, ...],
         counts: Integers,
         tokens: Integers | None = None,
-        stream: Stream = 0,
+        stream: Streams = 0,
         register: bool = True,
         pad_sequences: int | None = None,
         pad_tokens: int | None = None,

@@ -15,7 +15,7 @@ import numpy
 from pagedkv._arrays cimport (
     IntView, as_int32, as_int64, as_positive, as_stream, describe, release_ints, view_ints, wrap_array)
 from pagedkv._devices cimport take_streams
-from pagedkv._dlpack cimport DL_INT, find_device, make_capsule
+from pagedkv._device_table cimport DeviceTable
 from pagedkv._errors import BusyError, InvalidArgumentError, NotFoundError
 from pagedkv._errors cimport check
 from pagedkv._sequence cimport Sequence
@@ -43,58 +43,6 @@ cdef int64_t as_padding(object value, str name) except -1:
     if result < 0:
         raise InvalidArgumentError(f"{name} must not be negative, got {result}")
     return result
-
-
-@cython.no_gc_clear
-cdef class DeviceTable:
-    """A table on the device: DLPack, __cuda_array_interface__, and ptr, shape, strides (bytes) and dtype to build on.
-
-    It shows the same memory after every prepare until batch.generation changes. While it lives the batch cannot be
-    closed."""
-
-    def __init__(self):
-        raise TypeError("taken from a batch: batch.device_block_table and the like")
-
-    @staticmethod
-    cdef DeviceTable make(Batch batch, pkv_batch_table table, int32_t index):
-        cdef pkv_array array
-        cdef DeviceTable result = DeviceTable.__new__(DeviceTable)
-        memset(&array, 0, sizeof(array))
-        check(pkv_batch_get_shard_table(batch._batch, table, index, &array))
-        result.ptr = <uintptr_t> array.data
-        result.shape = tuple([array.shape[i] for i in range(array.ndim)])
-        result.strides = tuple([array.strides[i] for i in range(array.ndim)])
-        result.dtype = "int32" if array.dtype == PKV_INT32 else "int64"
-        result.device = batch._cache.devices[index]
-        result._batch = batch.root()
-        result._batch._num_device_tables += 1
-        return result
-
-    def __dealloc__(self):
-        if self._batch is not None:
-            self._batch._num_device_tables -= 1
-
-    @property
-    def __cuda_array_interface__(self):
-        # Not marked read-only: PyTorch takes no such memory.
-        return {"shape": self.shape, "typestr": "<i4" if self.dtype == "int32" else "<i8", "data": (self.ptr, False),
-                "strides": self.strides, "version": 3}
-
-    def __dlpack_device__(self):
-        return find_device(self.device)
-
-    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
-        cdef int item_bytes = 4 if self.dtype == "int32" else 8
-        options = {"max_version": max_version, "dl_device": dl_device, "copy": copy}
-        return make_capsule(self, <void *> <uintptr_t> self.ptr, self.device, self.shape,
-                            tuple([stride // item_bytes for stride in self.strides]), DL_INT, 8 * item_bytes, True,
-                            options)
-
-    def __reduce__(self):
-        raise TypeError("tables of a device cannot be pickled or copied")
-
-    def __repr__(self):
-        return f"<pagedkv.DeviceTable {self.dtype} {list(self.shape)} on {self.device}>"
 
 
 @cython.no_gc_clear

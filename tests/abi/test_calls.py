@@ -18,4 +18,4 @@ def test_is_called(function):
 
 @pytest.mark.parametrize("function", [name for name, parameters in FUNCTIONS.items() if "*" in parameters])
 def test_gets_null_pointers(function):
-    assert re.search(rf"\b{function}\([^;]*\bNULL\b", TESTS["null_pointers.c"])
+    assert re.search(rf"\b{function}\([^;]*\bNULL\b", TESTS["null_pointers.c"] + TESTS["null_pointers_data.c"])

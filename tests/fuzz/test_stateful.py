@@ -402,6 +402,9 @@ class Machine(RuleBasedStateMachine):
             if num_blocks < before["num_blocks"]:
                 with pytest.raises(pagedkv.InvalidArgumentError):
                     self.cache.discard(self.batch)
+                with pytest.raises(pagedkv.InvalidArgumentError):  # what was not settled by now is not
+                    self.stepper.advance()
+                self.stepping = None
         else:
             assert before["held_blocks"] + before["pending_blocks"] > num_blocks or not move or self.transfers
         self.end_resize()

@@ -23,7 +23,7 @@ TEXTS = sorted(
     }
 )
 MOST_LINES = 600
-MOST_HEADER_LINES = 1300  # of the public headers, which stay one file each
+MOST_HEADER_LINES = 1300  # of the public headers, which stay one file each, and of what Cython reads in their place
 MOST_COLUMNS = 132  # the style says 120; a word that runs over is no matter for a test
 
 
@@ -95,7 +95,7 @@ def test_headers_include_once_and_open_no_namespace(source):
 @pytest.mark.parametrize("path", TEXTS, ids=name_of)
 def test_shape(path):
     lines = path.read_text().split("\n")
-    most = MOST_HEADER_LINES if path.parent == HEADER.parent else MOST_LINES
+    most = MOST_HEADER_LINES if path.parent == HEADER.parent or path.name == "abi.pxd" else MOST_LINES
     assert len(lines) < most, f"{name_of(path)} has {len(lines)} lines"
     for number, line in enumerate(lines, 1):
         where = f"{name_of(path)}:{number}"
