@@ -19,6 +19,17 @@ bool Driver::is_in_place(const Stepper &stepper) {
   return sequence != nullptr && sequence->length() == stepper.length && model_->blocks(*sequence) == stepper.blocks;
 }
 
+// A transfer that was begun while the sequence was longer may read what a step would write: who changes a sequence steps it
+// no more.
+bool Driver::is_sent(const Stepper &stepper) {
+  for (const Transfer &transfer : model_->transfers) {
+    for (size_t i = static_cast<size_t>(stepper.length / setup_.block_size); i < stepper.blocks.size(); ++i) {
+      if (std::count(transfer.blocks.begin(), transfer.blocks.end(), stepper.blocks[i]) > 0) return true;
+    }
+  }
+  return false;
+}
+
 void Driver::prepare_ahead() {
   const std::vector<Sequence *> members = pick_some(kMostPerStep);
   const std::vector<int64_t> counts(members.size(), 1);
@@ -65,7 +76,8 @@ void Driver::advance() {
   REQUIRE(pkv_batch_get_info(batch, &info) == PKV_OK);
   std::vector<int32_t> is_active(static_cast<size_t>(info.num_sequences), 1);
   for (size_t i = 0; i < stepping_.members.size(); ++i) {
-    is_active[i] = is_in_place(stepping_.members[i]) && !bytes_.take_one_in(4);
+    const Stepper &stepper = stepping_.members[i];
+    is_active[i] = is_in_place(stepper) && !is_sent(stepper) && !bytes_.take_one_in(4);
   }
   pkv_tensor tensor = {};
   tensor.data = is_active.data();
