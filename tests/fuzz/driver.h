@@ -124,7 +124,7 @@ class Driver {
   int64_t longest_stepped() const { return setup_.max_num_blocks * setup_.block_size + (setup_.window > 0 ? 60 : 0); }
   Sequence *find_sequence(pkv_sequence id);
   bool is_in_place(const Stepper &stepper);
-  bool is_sent(const Stepper &stepper);
+  bool is_read_beyond(const Stepper &stepper);
   void prepare_ahead();
   void advance();
   void settle();

@@ -19,13 +19,21 @@ bool Driver::is_in_place(const Stepper &stepper) {
   return sequence != nullptr && sequence->length() == stepper.length && model_->blocks(*sequence) == stepper.blocks;
 }
 
-// A transfer that was begun while the sequence was longer may read what a step would write: who changes a sequence steps it
-// no more.
-bool Driver::is_sent(const Stepper &stepper) {
-  for (const Transfer &transfer : model_->transfers) {
-    for (size_t i = static_cast<size_t>(stepper.length / setup_.block_size); i < stepper.blocks.size(); ++i) {
-      if (std::count(transfer.blocks.begin(), transfer.blocks.end(), stepper.blocks[i]) > 0) return true;
+// A fork or a transfer that was begun while the sequence was longer may read what a step would write: who changes a
+// sequence steps it no more.
+bool Driver::is_read_beyond(const Stepper &stepper) {
+  const size_t first = static_cast<size_t>(stepper.length / setup_.block_size);
+  const auto shares = [&](const std::vector<int32_t> &blocks) {
+    for (size_t i = first; i < stepper.blocks.size(); ++i) {
+      if (std::count(blocks.begin(), blocks.end(), stepper.blocks[i]) > 0) return true;
     }
+    return false;
+  };
+  for (const Transfer &transfer : model_->transfers) {
+    if (shares(transfer.blocks)) return true;
+  }
+  for (const Sequence &sequence : model_->sequences) {
+    if (sequence.id != stepper.id && sequence.length() > stepper.length && shares(model_->blocks(sequence))) return true;
   }
   return false;
 }
@@ -77,7 +85,7 @@ void Driver::advance() {
   std::vector<int32_t> is_active(static_cast<size_t>(info.num_sequences), 1);
   for (size_t i = 0; i < stepping_.members.size(); ++i) {
     const Stepper &stepper = stepping_.members[i];
-    is_active[i] = is_in_place(stepper) && !is_sent(stepper) && !bytes_.take_one_in(4);
+    is_active[i] = is_in_place(stepper) && !is_read_beyond(stepper) && !bytes_.take_one_in(4);
   }
   pkv_tensor tensor = {};
   tensor.data = is_active.data();
