@@ -9,6 +9,7 @@
 
 #include "api/abi.h"
 #include "faulty_backend.h"
+#include "small_cache.h"
 
 using namespace pkv;
 
@@ -18,23 +19,8 @@ constexpr int64_t kTokens[] = {1, 2, 3, 4, 5, 6, 7, 8, 9};
 
 struct World {
   explicit World(bool is_device) : backend(is_device) {
-    pkv_layer_group group = {};
-    group.struct_size = sizeof group;
-    group.num_layers = 1;
-    group.num_kv_heads = 1;
-    group.head_dim = 8;
-    group.dtype = PKV_INT8;
-    pkv_layout layout = {};
-    layout.struct_size = sizeof layout;
-    layout.block_size = 4;
-    layout.num_groups = 1;
-    layout.groups = &group;
-    CacheOptions options;
-    REQUIRE(Layout::create(layout, &options.layout) == PKV_OK);
-    options.pool.block_bytes = options.layout.block_bytes();
-    options.pool.num_blocks = 8;
+    CacheOptions options = make_small_options(&backend, make_small_layout(4, PKV_INT8), 8);
     auto made_cache = std::make_unique<pkv_cache>();
-    options.devices = {&backend};
     REQUIRE(Cache::create(options, {{options.layout}}, &made_cache->cache) == PKV_OK);
     cache = made_cache.release();
     auto made_pool = std::make_unique<pkv_pool>();

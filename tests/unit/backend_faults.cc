@@ -16,6 +16,7 @@
 
 #include "api/abi.h"
 #include "faulty_backend.h"
+#include "small_cache.h"
 
 using namespace pkv;
 
@@ -60,30 +61,10 @@ struct World {
   std::vector<float> rows = std::vector<float>(static_cast<size_t>(4 * kTokens * kNumHeads * kHeadDim));
 };
 
-Layout make_layout(pkv_dtype dtype) {
-  pkv_layer_group group = {};
-  group.struct_size = sizeof group;
-  group.num_layers = kNumLayers;
-  group.num_kv_heads = kNumHeads;
-  group.head_dim = kHeadDim;
-  group.dtype = dtype;
-  pkv_layout layout = {};
-  layout.struct_size = sizeof layout;
-  layout.block_size = kBlockSize;
-  layout.num_groups = 1;
-  layout.groups = &group;
-  Layout made;
-  REQUIRE(Layout::create(layout, &made) == PKV_OK);
-  return made;
-}
-
 // As pkv_cache_create does it, but for the backend.
 Status create_cache(World &world, pkv_dtype dtype, pkv_cache **out) {
-  CacheOptions options;
-  options.layout = make_layout(dtype);
-  options.devices = {&world.backend};
-  options.pool.block_bytes = options.layout.block_bytes();
-  options.pool.num_blocks = 48;
+  const Layout layout = make_small_layout(kBlockSize, dtype, kNumLayers, kNumHeads, kHeadDim);
+  CacheOptions options = make_small_options(&world.backend, layout, 48);
   options.hash_seed = 7;
   options.event_capacity = 64;
   options.rope.rotary_dim = kHeadDim;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "cache/batch.h"
+#include "small_cache.h"
 
 using namespace pkv;
 
@@ -159,23 +160,9 @@ struct Setup {
 
 struct World {
   World(Backend *backend, const Setup &setup) : block_size(setup.block_size) {
-    pkv_layer_group group = {};
-    group.struct_size = sizeof group;
-    group.num_layers = group.num_kv_heads = 1;
-    group.head_dim = 8;
-    group.dtype = PKV_FLOAT32;
-    pkv_layout layout = {};
-    layout.struct_size = sizeof layout;
-    layout.block_size = setup.block_size;
-    layout.num_groups = 1;
-    layout.groups = &group;
-    CacheOptions options;
-    REQUIRE(Layout::create(layout, &options.layout) == PKV_OK);
-    options.pool.block_bytes = options.layout.block_bytes();
-    options.pool.num_blocks = kNumBlocks;
+    CacheOptions options = make_small_options(backend, make_small_layout(setup.block_size), kNumBlocks);
     options.hash_seed = 1;
     options.window = setup.window;
-    options.devices = {backend};
     REQUIRE(Cache::create(options, {{options.layout}}, &cache) == PKV_OK);
     BatchOptions batch_options;
     batch_options.max_sequences = kMaxSequences;

@@ -8,6 +8,7 @@
 #include "cache/batch.h"
 #include "cache/cache.h"
 #include "faulty_backend.h"
+#include "small_cache.h"
 #include "stream_backend.h"
 
 using namespace pkv;
@@ -15,19 +16,8 @@ using namespace pkv;
 namespace {
 
 CacheOptions make_options(std::vector<Backend *> devices, int64_t num_blocks) {
-  pkv_layer_group group = {};
-  group.struct_size = sizeof group;
-  group.num_layers = 2;
-  group.num_kv_heads = 2;
-  group.head_dim = 8;
-  group.dtype = PKV_FLOAT32;
-  pkv_layout layout = {};
-  layout.struct_size = sizeof layout;
-  layout.block_size = 4;
-  layout.num_groups = 1;
-  layout.groups = &group;
   CacheOptions options;
-  REQUIRE(Layout::create(layout, &options.layout) == PKV_OK);
+  options.layout = make_small_layout(4, PKV_FLOAT32, 2, 2);
   options.pool.num_blocks = num_blocks;
   options.hash_seed = 7;
   options.shard = PKV_SHARD_HEADS;

@@ -7,6 +7,7 @@
 
 #include "cache/batch.h"
 #include "cache/cache.h"
+#include "small_cache.h"
 #include "stream_backend.h"
 
 using namespace pkv;
@@ -38,28 +39,13 @@ struct Before {
 class Hazards {
  public:
   explicit Hazards(uint32_t seed) : random_(seed), uses_(static_cast<size_t>(kNumBlocks * kBlockSize + 1)) {
-    pkv_layer_group group = {};
-    group.struct_size = sizeof group;
-    group.num_layers = 1;
-    group.num_kv_heads = 1;
-    group.head_dim = 8;
-    group.dtype = PKV_FLOAT32;
-    pkv_layout layout = {};
-    layout.struct_size = sizeof layout;
-    layout.block_size = kBlockSize;
-    layout.num_groups = 1;
-    layout.groups = &group;
-    CacheOptions options;
-    REQUIRE(Layout::create(layout, &options.layout) == PKV_OK);
-    options.pool.block_bytes = options.layout.block_bytes();
-    options.pool.num_blocks = kNumBlocks;
+    CacheOptions options = make_small_options(&backend_, make_small_layout(kBlockSize), kNumBlocks);
     options.hash_seed = seed + 1;
     options.partial_reuse = pick(2) == 0;
     if (pick(3) == 0) options.window = 6;
     if (seed % 2 == 0) options.tiers.num_host_slots = 1 + pick(2 * kNumBlocks);
     options.rope.rotary_dim = 8;
     options.rope.base = 10000.0;
-    options.devices = {&backend_};
     REQUIRE(Cache::create(options, {{options.layout}}, &cache_) == PKV_OK);
     backend_.base = cache_->pool().base();
     backend_.block_bytes = options.layout.block_bytes();
@@ -466,24 +452,9 @@ TEST_CASE("no work races with other work, whatever the calls") {
 
 TEST_CASE("transfers that cannot be ordered or queued") {
   StreamBackend backend;
-  pkv_layer_group group = {};
-  group.struct_size = sizeof group;
-  group.num_layers = 1;
-  group.num_kv_heads = 1;
-  group.head_dim = 8;
-  group.dtype = PKV_FLOAT32;
-  pkv_layout layout = {};
-  layout.struct_size = sizeof layout;
-  layout.block_size = kBlockSize;
-  layout.num_groups = 1;
-  layout.groups = &group;
-  CacheOptions options;
-  REQUIRE(Layout::create(layout, &options.layout) == PKV_OK);
-  options.pool.block_bytes = options.layout.block_bytes();
-  options.pool.num_blocks = 8;
+  CacheOptions options = make_small_options(&backend, make_small_layout(kBlockSize), 8);
   options.tiers.num_host_slots = 8;
   std::shared_ptr<Cache> cache;
-  options.devices = {&backend};
   REQUIRE(Cache::create(options, {{options.layout}}, &cache) == PKV_OK);
   backend.make_stream(1);
   const int64_t tokens[] = {1, 2, 3, 4, 5, 6, 7, 8, 9};

@@ -4,6 +4,7 @@
 
 #include "cache/batch.h"
 #include "cache/cache.h"
+#include "small_cache.h"
 #include "stream_backend.h"
 
 using namespace pkv;
@@ -17,28 +18,13 @@ struct Fixture {
   std::shared_ptr<Cache> cache;
 
   explicit Fixture(int64_t num_blocks, int64_t window = 0, bool has_rope = false) {
-    pkv_layer_group group = {};
-    group.struct_size = sizeof group;
-    group.num_layers = 1;
-    group.num_kv_heads = 1;
-    group.head_dim = 8;
-    group.dtype = PKV_FLOAT32;
-    pkv_layout layout = {};
-    layout.struct_size = sizeof layout;
-    layout.block_size = kBlockSize;
-    layout.num_groups = 1;
-    layout.groups = &group;
-    CacheOptions options;
-    REQUIRE(Layout::create(layout, &options.layout) == PKV_OK);
-    options.pool.block_bytes = options.layout.block_bytes();
-    options.pool.num_blocks = num_blocks;
+    CacheOptions options = make_small_options(&backend, make_small_layout(kBlockSize), num_blocks);
     options.hash_seed = 7;
     options.window = window;
     if (has_rope) {
       options.rope.rotary_dim = 8;
       options.rope.base = 10000.0;
     }
-    options.devices = {&backend};
     REQUIRE(Cache::create(options, {{options.layout}}, &cache) == PKV_OK);
     for (int64_t number = 1; number <= 5; ++number) backend.make_stream(number);
   }
