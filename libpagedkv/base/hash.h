@@ -54,7 +54,7 @@ class BlockHasher {
   // After the last digest_and_store of a call: the rows are there for other threads, too.
   void finish_stores() const;
   // Whether rows are written past the caches: then to prefetch them is in vain.
-  bool streams_rows() const { return store_ == store_sixteen; }
+  bool streams_rows() const { return store_ != store_by_digest; }
   Hash128 chain(const Hash128 &parent, const Hash128 &digest) const {
     return {fold(static_cast<uint128_t>(parent.low) * chain_key_[4]) + digest.low,
             fold(static_cast<uint128_t>(parent.high) * chain_key_[5]) + digest.high};
