@@ -22,10 +22,7 @@ Status fail_over_parts(const char *what) {
 
 Status read_device_table(const pkv_batch *batch, pkv_batch_table table, int32_t device_index, pkv_array *out) {
   if (batch->parts.empty()) return batch->batch->get_device_table(table, device_index, out);
-  if (device_index < 0 || static_cast<size_t>(device_index) >= batch->parts.size()) {
-    return fail(PKV_INVALID_ARGUMENT, "device_index is %d, but the cache has %zu devices", device_index,
-                batch->parts.size());
-  }
+  PKV_TRY(check_part_index(batch->parts.size(), device_index));
   return batch->parts[static_cast<size_t>(device_index)]->batch->get_device_table(table, 0, out);
 }
 
@@ -88,10 +85,7 @@ pkv_status pkv_batch_get_part(pkv_batch *batch, int32_t device_index, pkv_batch 
     if (batch->parts.empty()) {
       return fail(PKV_UNSUPPORTED, "the cache's sequences are not shared out over devices: the batch has no parts");
     }
-    if (device_index < 0 || static_cast<size_t>(device_index) >= batch->parts.size()) {
-      return fail(PKV_INVALID_ARGUMENT, "device_index is %d, but the cache has %zu devices", device_index,
-                  batch->parts.size());
-    }
+    PKV_TRY(check_part_index(batch->parts.size(), device_index));
     *out = batch->parts[static_cast<size_t>(device_index)].get();
     return PKV_OK;
   });

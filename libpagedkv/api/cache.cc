@@ -314,10 +314,7 @@ pkv_status pkv_cache_get_part(pkv_cache *cache, int32_t device_index, pkv_cache 
     if (cache->parts.empty()) {
       return fail(PKV_UNSUPPORTED, "the cache's sequences are not shared out over devices: it has no parts");
     }
-    if (device_index < 0 || static_cast<size_t>(device_index) >= cache->parts.size()) {
-      return fail(PKV_INVALID_ARGUMENT, "device_index is %d, but the cache has %zu devices", device_index,
-                  cache->parts.size());
-    }
+    PKV_TRY(check_part_index(cache->parts.size(), device_index));
     *out = cache->parts[static_cast<size_t>(device_index)].get();
     return PKV_OK;
   });

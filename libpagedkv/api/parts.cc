@@ -103,6 +103,11 @@ Status check_whole(const pkv_cache *cache, const char *call) {
               call, cache->parts.size());
 }
 
+Status check_part_index(size_t num_parts, int32_t device_index) {
+  if (device_index >= 0 && static_cast<size_t>(device_index) < num_parts) return PKV_OK;
+  return fail(PKV_INVALID_ARGUMENT, "device_index is %d, but the cache has %zu devices", device_index, num_parts);
+}
+
 size_t find_emptiest_part(const pkv_cache *cache) {
   size_t best = 0;
   for (size_t i = 1; i < cache->parts.size(); ++i) {
@@ -438,10 +443,7 @@ Status find_place(const pkv_cache *cache, const pkv_batch *batch, int32_t device
     *out = {cache->cache.get(), batch->batch.get(), device_index};
     return PKV_OK;
   }
-  if (device_index < 0 || static_cast<size_t>(device_index) >= cache->parts.size()) {
-    return fail(PKV_INVALID_ARGUMENT, "device_index is %d, but the cache has %zu devices", device_index,
-                cache->parts.size());
-  }
+  PKV_TRY(check_part_index(cache->parts.size(), device_index));
   const size_t part = static_cast<size_t>(device_index);
   *out = {cache->parts[part]->cache.get(), batch->parts[part]->batch.get(), 0};
   return PKV_OK;

@@ -37,6 +37,8 @@ inline Status adopt_stream(const pkv_cache *cache, pkv_sequence id, pkv_stream *
 
 // UNSUPPORTED where sequences are shared out: the call is for one of the parts.
 Status check_whole(const pkv_cache *cache, const char *call);
+// INVALID_ARGUMENT where there is no such part.
+Status check_part_index(size_t num_parts, int32_t device_index);
 
 // The part that a new sequence goes to. options: as read.
 Status choose_part(const pkv_cache *cache, const int64_t *tokens, int64_t num_tokens, const pkv_open_options &options,

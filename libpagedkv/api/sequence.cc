@@ -165,10 +165,7 @@ pkv_status pkv_sequence_migrate(pkv_cache *cache, pkv_sequence sequence, int32_t
     if (cache->parts.empty()) {
       return fail(PKV_UNSUPPORTED, "the cache's sequences are not shared out over devices: there is none to migrate to");
     }
-    if (device_index < 0 || static_cast<size_t>(device_index) >= cache->parts.size()) {
-      return fail(PKV_INVALID_ARGUMENT, "device_index is %d, but the cache has %zu devices", device_index,
-                  cache->parts.size());
-    }
+    PKV_TRY(check_part_index(cache->parts.size(), device_index));
     const size_t to = static_cast<size_t>(device_index), from = part_of(cache, sequence);
     Cache &source = owner_of(cache, sequence), &target = *cache->parts[to]->cache;
     if (to == from) {  // it is there
