@@ -1,9 +1,10 @@
 // Attention spread over the threads.
 //
-// The unit of work is a query tile: up to kTileRows query rows of one sequence and KV head, over all keys they see. Its
-// keys are reduced in splits of kSplitKeys, which are merged in order. Where tiles are too few or too uneven for the
-// threads, first all splits of all tiles are reduced, each into a state of its own, then the tiles merge theirs: the
-// same arithmetic in the same order, so that the result does not depend on the choice.
+// The unit of work is a query tile: up to kTileRows query rows of one sequence, over all keys they see; rows of one KV
+// head where a sequence has many, of several neighbouring ones where it has few. Its keys are reduced in splits of
+// kSplitKeys, which are merged in order. Where tiles are too few or too uneven for the threads, first all splits of all
+// tiles are reduced, each into a state of its own, then the tiles merge theirs; where there are still too few, tiles
+// have fewer heads. It is the same arithmetic in the same order, so the result does not depend on the choice.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -61,32 +62,16 @@ class AttendPlan {
       : params_(params), group_(params.num_heads / params.kv.num_kv_heads),
         out_stride_((params.kv.v_head_dim + 15) / 16 * 16) {}
 
-  // Counts tiles and splits and decides how to run.
-  void measure(int32_t num_threads) {
-    const StepTables &tables = params_.tables;
-    int64_t work = 0, num_splits = 0, largest_tile = 0, weight = 0;
-    for (int64_t sequence = 0; sequence < tables.num_sequences; ++sequence) {
-      const int64_t rows = num_queries(sequence) * group_;
-      if (rows == 0) continue;
-      const int64_t rows_per_tile = std::min<int64_t>(rows, kTileRows);
-      const SplitRange splits = sequence_splits(sequence);
-      const int64_t count = std::max<int64_t>(1, splits.end - splits.begin);
-      num_tiles_ += num_tiles(sequence);
-      num_splits += num_tiles(sequence) * count;
-      weight += rows * count;
-      largest_tile = std::max(largest_tile, rows_per_tile * count);
-      max_rows_ = std::max(max_rows_, rows_per_tile);
-      const int64_t keys = std::min<int64_t>(tables.seq_lens[sequence], count * kSplitKeys);
-      work += rows * keys * params_.kv.num_kv_heads * (params_.kv.head_dim + params_.kv.v_head_dim);
+  // Decides how to run.
+  void plan(int32_t num_threads) {
+    max_heads_ = params_.kv.num_kv_heads;
+    for (;; max_heads_ = (max_heads_ + 1) / 2) {
+      const int64_t num_tasks = count(num_threads);
+      if (num_threads_ == 1 || max_heads_ == 1 || num_tasks >= kTasksPerThread * num_threads_) {
+        num_threads_ = static_cast<int32_t>(std::min<int64_t>(num_threads_, std::max<int64_t>(1, num_tasks)));
+        return;
+      }
     }
-    num_threads_ = work < kSmallWork ? 1 : num_threads;
-    // Work is counted for one KV head; tiles of all heads run side by side.
-    const bool is_uneven = largest_tile * kTasksPerThread * num_threads_ > weight * params_.kv.num_kv_heads;
-    const uint64_t state_bytes = static_cast<uint64_t>(num_splits * params_.kv.num_kv_heads) * split_state_bytes();
-    is_split_ = num_threads_ > 1 && num_splits > num_tiles_ && is_uneven && state_bytes <= kMaxStateBytes;
-    num_threads_ = static_cast<int32_t>(std::min<int64_t>(
-        num_threads_, std::max<int64_t>(1, (is_split_ ? num_splits : num_tiles_) * params_.kv.num_kv_heads)));
-    num_states_ = is_split_ ? num_splits * params_.kv.num_kv_heads : 0;
   }
 
   Status reserve() {
@@ -108,7 +93,7 @@ class AttendPlan {
       first_tiles_[sequence] = tile;
       first_states_[sequence] = state;
       if (sequence == params_.tables.num_sequences) break;
-      const int64_t tiles = num_tiles(sequence) * params_.kv.num_kv_heads;
+      const int64_t tiles = num_tiles(sequence);
       tile += tiles;
       state += tiles * num_states(sequence);
     }
@@ -148,7 +133,42 @@ class AttendPlan {
   int64_t num_queries(int64_t sequence) const {
     return params_.tables.cu_seqlens_q[sequence + 1] - params_.tables.cu_seqlens_q[sequence];
   }
-  int64_t num_tiles(int64_t sequence) const { return (num_queries(sequence) * group_ + kTileRows - 1) / kTileRows; }
+  // Tiles of one run of KV heads, and what there is of either.
+  int64_t num_row_tiles(int64_t sequence) const { return (num_queries(sequence) * group_ + kTileRows - 1) / kTileRows; }
+  int64_t heads_per_tile(int64_t sequence) const {
+    const int64_t rows = std::min<int64_t>(num_queries(sequence) * group_, kTileRows);
+    return std::min(max_heads_, kTileRows / std::max<int64_t>(1, rows));
+  }
+  int64_t num_tiles(int64_t sequence) const {
+    const int64_t heads = heads_per_tile(sequence);
+    return num_row_tiles(sequence) * ((params_.kv.num_kv_heads + heads - 1) / heads);
+  }
+
+  // Counts tiles and splits, chooses whether splits are tasks of their own, and returns the number of tasks.
+  int64_t count(int32_t num_threads) {
+    const StepTables &tables = params_.tables;
+    int64_t work = 0, num_tiles_sum = 0, num_splits = 0, largest_tile = 0, weight = 0;
+    for (int64_t sequence = 0; sequence < tables.num_sequences; ++sequence) {
+      const int64_t rows = num_queries(sequence) * group_;
+      if (rows == 0) continue;
+      const int64_t rows_per_tile = std::min<int64_t>(rows, kTileRows) * heads_per_tile(sequence);
+      const SplitRange splits = sequence_splits(sequence);
+      const int64_t count = std::max<int64_t>(1, splits.end - splits.begin);
+      num_tiles_sum += num_tiles(sequence);
+      num_splits += num_tiles(sequence) * count;
+      weight += rows * count * params_.kv.num_kv_heads;
+      largest_tile = std::max(largest_tile, rows_per_tile * count);
+      max_rows_ = std::max(max_rows_, rows_per_tile);
+      const int64_t keys = std::min<int64_t>(tables.seq_lens[sequence], count * kSplitKeys);
+      work += rows * keys * params_.kv.num_kv_heads * (params_.kv.head_dim + params_.kv.v_head_dim);
+    }
+    num_threads_ = work < kSmallWork ? 1 : num_threads;
+    const bool is_uneven = largest_tile * kTasksPerThread * num_threads_ > weight;
+    const uint64_t state_bytes = static_cast<uint64_t>(num_splits) * split_state_bytes();
+    is_split_ = num_threads_ > 1 && num_splits > num_tiles_sum && is_uneven && state_bytes <= kMaxStateBytes;
+    num_states_ = is_split_ ? num_splits : 0;
+    return is_split_ ? num_splits : num_tiles_sum;
+  }
 
   // Keys that queries [first, last] see together.
   KeyRange keys_of(int64_t sequence, int64_t first, int64_t last) const {
@@ -183,17 +203,19 @@ class AttendPlan {
     return std::upper_bound(firsts, firsts + params_.tables.num_sequences + 1, index) - firsts - 1;
   }
 
-  // Tile `index` of the sequence's num_kv_heads * num_tiles. The last rows come first: if causal, they see most.
+  // Tile `index` of the sequence's num_tiles. The last rows come first: if causal, they see most.
   QueryTile tile_at(int64_t sequence, int64_t index) const {
-    const int64_t tiles = num_tiles(sequence), row_tile = tiles - 1 - index % tiles;
+    const int64_t tiles = num_row_tiles(sequence), row_tile = tiles - 1 - index % tiles;
+    const int64_t heads = heads_per_tile(sequence);
     QueryTile tile;
     tile.blocks = params_.tables.block_table + sequence * params_.tables.table_stride;
     tile.seq_len = params_.tables.seq_lens[sequence];
     tile.first_token = params_.tables.cu_seqlens_q[sequence];
     tile.num_queries = num_queries(sequence);
-    tile.kv_head = index / tiles;
+    tile.kv_head = index / tiles * heads;
     tile.group = group_;
     tile.first_row = row_tile * kTileRows;
+    tile.num_heads = static_cast<int32_t>(std::min(heads, params_.kv.num_kv_heads - tile.kv_head));
     tile.num_rows = static_cast<int32_t>(std::min<int64_t>(kTileRows, tile.num_queries * group_ - tile.first_row));
     return tile;
   }
@@ -202,11 +224,11 @@ class AttendPlan {
   }
 
   void clear(const QueryTile &tile, const TileState &state) const {
-    for (int32_t r = 0; r < tile.num_rows; ++r) {
+    for (int32_t r = 0; r < tile.num_all_rows(); ++r) {
       state.largest[r] = -__builtin_inff();
       state.sum[r] = 0;
     }
-    std::memset(state.out, 0, static_cast<size_t>(tile.num_rows * state.out_stride) * sizeof(float));
+    std::memset(state.out, 0, static_cast<size_t>(tile.num_all_rows() * state.out_stride) * sizeof(float));
   }
 
   void attend_whole(const IsaKernels &inner, int64_t index, TileScratch *scratch) const {
@@ -244,7 +266,7 @@ class AttendPlan {
 
   const AttendParams &params_;
   const int64_t group_, out_stride_;
-  int64_t num_tiles_ = 0;  // of one KV head
+  int64_t max_heads_ = 1;  // KV heads of a tile
   int64_t max_rows_ = 1;   // of a tile
   int64_t num_states_ = 0;
   int32_t num_threads_ = 1;
@@ -258,7 +280,7 @@ class AttendPlan {
 
 Status attend_in_tiles(const IsaKernels &inner, const AttendParams &params, int32_t num_threads) {
   AttendPlan plan(params);
-  plan.measure(num_threads);
+  plan.plan(num_threads);
   PKV_TRY(plan.reserve());
   plan.run(inner);
   plan.clear_padding();

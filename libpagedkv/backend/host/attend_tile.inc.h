@@ -10,17 +10,18 @@ namespace {
 
 alignas(64) constexpr char kZeroRow[kMaxHeadDim * 4] = {};
 
-// What each row of a query tile sees and how it is biased.
+// What each row of a query tile sees, the same for all its KV heads, and how it is biased.
 struct RowTable {
   int64_t begin[kTileRows], end[kTileRows];  // visible keys
   int64_t position[kTileRows];
-  float slope[kTileRows];
+  float slope[kTileRows];  // of all rows
   const uint8_t *tree_mask[kTileRows];  // of the row's token; null without a mask
 };
 
-// Where the rows of one tile of keys stand.
+// Where the rows of one tile of keys stand, for one KV head.
 struct KeyTable {
   int64_t first;  // absolute position of key 0
+  int head;       // of the tile's KV heads
   int first_row, end_row;  // query rows that see any of the keys; none: there is no such tile
   int begin, end;          // keys that some query row sees
   uint64_t holes; // bit t: the block of key t was given back
@@ -30,7 +31,7 @@ struct KeyTable {
 
 inline void fill_rows(const AttendParams &params, const QueryTile &tile, RowTable *rows) {
   for (int r = 0; r < tile.num_rows; ++r) {
-    const int64_t query = (tile.first_row + r) / tile.group, head = (tile.first_row + r) % tile.group;
+    const int64_t query = (tile.first_row + r) / tile.group;
     const KeyRange keys = visible_keys(params, tile.seq_len, tile.num_queries, query);
     rows->begin[r] = keys.begin;
     rows->end[r] = keys.end;
@@ -38,7 +39,9 @@ inline void fill_rows(const AttendParams &params, const QueryTile &tile, RowTabl
     rows->tree_mask[r] = params.tree_mask == nullptr
                              ? nullptr
                              : params.tree_mask + (tile.first_token + query) * params.tree_mask_stride;
-    rows->slope[r] = params.alibi_slopes == nullptr ? 0.0f : params.alibi_slopes[tile.kv_head * tile.group + head];
+  }
+  for (int r = 0; r < tile.num_all_rows(); ++r) {
+    rows->slope[r] = params.alibi_slopes == nullptr ? 0.0f : params.alibi_slopes[tile.head_of(r)];
   }
 }
 
@@ -46,10 +49,8 @@ inline void load_queries(const AttendParams &params, const QueryTile &tile, floa
   const int64_t dim = params.kv.head_dim, stride = round_up_16(dim);
   with_float_type(params.dtype, [&](auto type) {
     using T = decltype(type);
-    for (int r = 0; r < tile.num_rows; ++r) {
-      const int64_t token = tile.first_token + (tile.first_row + r) / tile.group;
-      const int64_t head = tile.kv_head * tile.group + (tile.first_row + r) % tile.group;
-      const int64_t offset = token * params.q_token_stride + head * params.q_head_stride;
+    for (int r = 0; r < tile.num_all_rows(); ++r) {
+      const int64_t offset = tile.token_of(r) * params.q_token_stride + tile.head_of(r) * params.q_head_stride;
       decode_row<T>(static_cast<const char *>(params.q) + offset * T::kBytes, dim, queries + r * stride);
     }
   });
@@ -68,6 +69,7 @@ inline void find_keys(const PagedKv &kv, const QueryTile &tile, int element_byte
   skip(0, keys->begin);
   skip(keys->end, rounded_end);
   const bool is_scaled = kv.kv_scales == PKV_SCALES_PER_TOKEN_HEAD;
+  const int64_t head = tile.kv_head + keys->head;
   int64_t index = (keys->first + keys->begin) / kv.block_size;
   int64_t offset = (keys->first + keys->begin) % kv.block_size;
   for (int t = keys->begin; t < keys->end; ++index, offset = 0) {
@@ -79,9 +81,9 @@ inline void find_keys(const PagedKv &kv, const QueryTile &tile, int element_byte
       continue;
     }
     const char *block = block_address(kv, tile.blocks[index]);
-    const char *k = block + k_row_offset(kv, offset, tile.kv_head, element_bytes);
-    const char *v = block + v_row_offset(kv, offset, tile.kv_head, element_bytes);
-    const char *scales = is_scaled ? block + scale_row_offset(kv, offset, tile.kv_head) : nullptr;
+    const char *k = block + k_row_offset(kv, offset, head, element_bytes);
+    const char *v = block + v_row_offset(kv, offset, head, element_bytes);
+    const char *scales = is_scaled ? block + scale_row_offset(kv, offset, head) : nullptr;
     for (; t < stop; ++t) {
       keys->k[t] = k;
       keys->v[t] = v;
@@ -202,22 +204,26 @@ inline void add_values(const KeyTable &keys, const int *begins, const int *ends,
   }
 }
 
-// One tile of keys for query rows [keys->first_row, keys->end_row), those that see any of them.
+// One tile of keys for query rows [keys->first_row, keys->end_row) of one KV head, those that see any of them.
 template <class T>
 inline void attend_tile(const AttendParams &params, const QueryTile &tile, const RowTable &rows, KeyTable *keys,
-                        const KeyTable &next, TileScratch *scratch, const TileState &state) {
+                        const KeyTable &next, TileScratch *scratch, const TileState &all) {
   const PagedKv &kv = params.kv;
   const int64_t query_stride = round_up_16(kv.head_dim);
+  const int head_row = keys->head * tile.num_rows;
+  const float *queries = scratch->queries + head_row * query_stride;
+  const TileState state = {all.largest + head_row, all.sum + head_row, all.out + head_row * all.out_stride,
+                           all.out_stride};
   const int first = keys->first_row, end = keys->end_row;
   const RowsAhead values = {keys->v, keys->end, kv.v_head_dim * T::kBytes};
   const RowsAhead next_keys = {next.k, next.end, kv.head_dim * T::kBytes};
   const int num_keys = (keys->end + 7) & ~7, num_scores = (keys->end + 15) & ~15;
   if (is_decoded_first<T>(end - first)) {
     decode_tile<T>(keys->k, num_keys, kv.head_dim, scratch->keys);
-    score_tile<Float32>(keys->k, num_keys, scratch->queries, query_stride, kv.head_dim, first, end, values, next_keys,
+    score_tile<Float32>(keys->k, num_keys, queries, query_stride, kv.head_dim, first, end, values, next_keys,
                         scratch->scores);
   } else {
-    score_tile<T>(keys->k, num_keys, scratch->queries, query_stride, kv.head_dim, first, end, values, next_keys,
+    score_tile<T>(keys->k, num_keys, queries, query_stride, kv.head_dim, first, end, values, next_keys,
                scratch->scores);
   }
   if (num_scores > num_keys) {
@@ -228,7 +234,7 @@ inline void attend_tile(const AttendParams &params, const QueryTile &tile, const
   }
 
   const bool is_scaled = kv.kv_scales == PKV_SCALES_PER_TOKEN_HEAD;
-  const float scale = is_scaled ? params.scale : params.scale * kv.k_scale[tile.kv_head];
+  const float scale = is_scaled ? params.scale : params.scale * kv.k_scale[tile.kv_head + keys->head];
   int begins[kTileRows], ends[kTileRows];  // keys of the tile whose values a row adds
   uint64_t hidden[kTileRows];              // of those, as bits, what the row's tree mask leaves out
   uint64_t any_hidden = 0;
@@ -239,7 +245,7 @@ inline void attend_tile(const AttendParams &params, const QueryTile &tile, const
     hidden[r] = rows.tree_mask[r] == nullptr ? 0 : find_hidden(tile, *keys, rows.tree_mask[r]);
     any_hidden |= hidden[r];
     float *scores = scratch->scores + r * kTileKeys;
-    finish_scores(params, *keys, num_scores, scale, rows.slope[r], rows.position[r], begins[r], ends[r],
+    finish_scores(params, *keys, num_scores, scale, rows.slope[head_row + r], rows.position[r], begins[r], ends[r],
                   hidden[r] | keys->holes, scores);
     if (!soften_row(scores, num_scores, state.largest + r, state.sum + r, state.out + r * state.out_stride,
                     state.out_stride)) {
@@ -262,6 +268,7 @@ inline void attend_tile(const AttendParams &params, const QueryTile &tile, const
 // passed forward: both bounds of what they see grow with the row.
 inline void find_tile(const PagedKv &kv, const QueryTile &tile, const RowTable &rows, int element_bytes, int64_t end,
                       KeyTable *keys) {
+  keys->head = 0;
   for (; keys->first < end; keys->first += kTileKeys) {
     const int64_t next = keys->first + kTileKeys < end ? keys->first + kTileKeys : end;
     int first_row = keys->first_row, end_row = keys->end_row;
@@ -279,6 +286,23 @@ inline void find_tile(const PagedKv &kv, const QueryTile &tile, const RowTable &
   keys->first_row = keys->end_row = keys->end = 0;
 }
 
+// What comes behind `keys`: the same keys of the next KV head, or the next tile of keys.
+inline void find_next(const PagedKv &kv, const QueryTile &tile, const RowTable &rows, int element_bytes, int64_t end,
+                      const KeyTable &keys, KeyTable *next) {
+  next->first_row = keys.first_row;
+  next->end_row = keys.end_row;
+  if (keys.head + 1 < tile.num_heads) {
+    next->first = keys.first;
+    next->begin = keys.begin;
+    next->end = keys.end;
+    next->head = keys.head + 1;
+    find_keys(kv, tile, element_bytes, next);
+  } else {
+    next->first = keys.first + kTileKeys;
+    find_tile(kv, tile, rows, element_bytes, end, next);
+  }
+}
+
 template <class T>
 inline void attend_keys(const AttendParams &params, const QueryTile &tile, int64_t split, TileScratch *scratch,
                         const TileState &state) {
@@ -293,10 +317,7 @@ inline void attend_keys(const AttendParams &params, const QueryTile &tile, int64
   keys->first_row = keys->end_row = 0;
   find_tile(params.kv, tile, rows, T::kBytes, end, keys);
   while (keys->first_row < keys->end_row) {
-    next->first = keys->first + kTileKeys;
-    next->first_row = keys->first_row;
-    next->end_row = keys->end_row;
-    find_tile(params.kv, tile, rows, T::kBytes, end, next);
+    find_next(params.kv, tile, rows, T::kBytes, end, *keys, next);
     attend_tile<T>(params, tile, rows, keys, *next, scratch, state);
     KeyTable *const done = keys;
     keys = next;
@@ -307,7 +328,7 @@ inline void attend_keys(const AttendParams &params, const QueryTile &tile, int64
 void attend_split(const AttendParams &params, const QueryTile &tile, int64_t split, TileScratch *scratch,
                   const TileState &state) {
   load_queries(params, tile, scratch->queries);
-  for (int r = 0; r < tile.num_rows; ++r) {
+  for (int r = 0; r < tile.num_all_rows(); ++r) {
     state.largest[r] = -kInfinity;
     state.sum[r] = 0.0f;
     for (int64_t d = 0; d < state.out_stride; d += kWidth) store(state.out + r * state.out_stride + d, broadcast(0.0f));
@@ -317,7 +338,7 @@ void attend_split(const AttendParams &params, const QueryTile &tile, int64_t spl
 }
 
 void merge_tile(const QueryTile &tile, const TileState &later, const TileState &total) {
-  for (int r = 0; r < tile.num_rows; ++r) {
+  for (int r = 0; r < tile.num_all_rows(); ++r) {
     if (later.largest[r] == -kInfinity) continue;
     const float largest = later.largest[r] > total.largest[r] ? later.largest[r] : total.largest[r];
     const float keep = total.largest[r] == -kInfinity ? 0.0f : exponential_of(total.largest[r] - largest);
@@ -334,10 +355,9 @@ void merge_tile(const QueryTile &tile, const TileState &later, const TileState &
 
 void finish_tile(const AttendParams &params, const QueryTile &tile, const TileState &total) {
   const bool is_scaled = params.kv.kv_scales == PKV_SCALES_PER_TOKEN_HEAD;
-  const float v_scale = is_scaled ? 1.0f : params.kv.v_scale[tile.kv_head];
-  for (int r = 0; r < tile.num_rows; ++r) {
-    const int64_t token = tile.first_token + (tile.first_row + r) / tile.group;
-    const int64_t head = tile.kv_head * tile.group + (tile.first_row + r) % tile.group;
+  for (int r = 0; r < tile.num_all_rows(); ++r) {
+    const int64_t token = tile.token_of(r), head = tile.head_of(r);
+    const float v_scale = is_scaled ? 1.0f : params.kv.v_scale[head / tile.group];
     float factor = 0.0f, lse = -kInfinity;
     if (total.largest[r] != -kInfinity) {
       float largest = total.largest[r], shrink = 1.0f, sum = total.sum[r];

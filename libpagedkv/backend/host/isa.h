@@ -14,11 +14,15 @@ namespace pkv {
 // these numbers: not of the threads, the rest of the batch, or how a prompt was cut into chunks.
 constexpr int kTileKeys = 64;    // keys whose scores are computed together
 constexpr int kSplitKeys = 512;  // keys that are reduced apart from others, then merged in order
-constexpr int kTileRows = 32;    // most query rows of one tile
+constexpr int kTileRows = 32;    // most query rows of one tile, all its KV heads together
 constexpr int kMaxHeadDim = 256;
 
-// Query rows that share K and V: rows [first_row, first_row + num_rows) of one sequence and one KV head, where row r is
-// query r / group, and the head r % group of the group.
+// Query rows of one sequence that read the same tokens: for each of num_heads KV heads from kv_head on, rows [first_row,
+// first_row + num_rows), which share K and V; row r is query r / group, and the head r % group of the group. Arrays
+// over the rows of a tile have those of one KV head behind those of the other.
+//
+// A tile of several heads is there for the memory: where a token's heads stand together, as they do by default, going
+// through all heads of some tokens reads the cache in order.
 struct QueryTile {
   const int32_t *blocks;  // the sequence's row of the block table
   int64_t seq_len;
@@ -27,14 +31,21 @@ struct QueryTile {
   int64_t kv_head;
   int64_t group;          // query heads per KV head
   int64_t first_row;
-  int32_t num_rows;
+  int32_t num_heads, num_rows;
+
+  int32_t num_all_rows() const { return num_heads * num_rows; }
+  // The token and the query head of row `index` of all.
+  int64_t token_of(int32_t index) const { return first_token + (first_row + index % num_rows) / group; }
+  int64_t head_of(int32_t index) const {
+    return (kv_head + index / num_rows) * group + (first_row + index % num_rows) % group;
+  }
 };
 
 // Softmax state of a tile's rows over some keys. A row without keys has largest = -inf, sum = 0, out = 0.
 struct TileState {
-  float *largest;     // [num_rows], of the scores
-  float *sum;         // [num_rows], of exp(score - largest)
-  float *out;         // [num_rows, out_stride], of exp(score - largest) * value
+  float *largest;     // [num_all_rows], of the scores
+  float *sum;         // [num_all_rows], of exp(score - largest)
+  float *out;         // [num_all_rows, out_stride], of exp(score - largest) * value
   int64_t out_stride; // v_head_dim rounded up to 16
 };
 
