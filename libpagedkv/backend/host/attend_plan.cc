@@ -217,6 +217,7 @@ class AttendPlan {
     tile.first_row = row_tile * kTileRows;
     tile.num_heads = static_cast<int32_t>(std::min(heads, params_.kv.num_kv_heads - tile.kv_head));
     tile.num_rows = static_cast<int32_t>(std::min<int64_t>(kTileRows, tile.num_queries * group_ - tile.first_row));
+    tile.is_whole = !is_split_;
     return tile;
   }
   SplitRange tile_splits(int64_t sequence, const QueryTile &tile) const {

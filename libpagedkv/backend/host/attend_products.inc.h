@@ -37,27 +37,44 @@ inline void score_block(const char *const *keys, const float *queries, int64_t q
   }
 }
 
-// Rows that are needed soon.
+// Rows that are needed soon, of all KV heads of a query tile, fetched part by part. Row t of head h stands at
+// rows[t] + h * head_bytes, for t in [begin, end).
 struct RowsAhead {
   const char *const *rows;
-  int count;
-  int64_t bytes;  // of a row
+  int begin, end, num_heads;
+  int64_t row_bytes, head_bytes;
+  int part, num_parts;  // the first part to fetch, of how many
 };
 
-// Rows of a paged cache are too short and too scattered for the processor to guess where the next one is.
-inline void prefetch_rows(const RowsAhead &ahead, int begin, int end) {
-  for (int t = begin; t < end && t < ahead.count; ++t) {
-    for (int64_t byte = 0; byte < ahead.bytes; byte += 64) __builtin_prefetch(ahead.rows[t] + byte, 0, 2);
+constexpr int kPrefetchParts = kTileKeys / 8;  // while one tile of keys is worked on for one KV head
+
+// Fetches part `index` of those that belong to the work at hand. They go in the order of memory: rows of a paged cache
+// are too short and too scattered for the processor to guess the next one, but neighbouring heads or tokens it sees.
+inline void prefetch_rows(const RowsAhead &ahead, int index) {
+  const int count = ahead.end - ahead.begin, num_rows = count * ahead.num_heads;
+  const int part = ahead.part + index, begin = num_rows * part / ahead.num_parts;
+  const int end = num_rows * (part + 1) / ahead.num_parts;
+  if (begin == end) return;
+  const bool are_heads_together = ahead.head_bytes == ahead.row_bytes;
+  int token = are_heads_together ? begin / ahead.num_heads : begin % count;
+  int head = are_heads_together ? begin % ahead.num_heads : begin / count;
+  for (int i = begin; i < end; ++i) {
+    const char *row = ahead.rows[ahead.begin + token] + head * ahead.head_bytes;
+    for (int64_t byte = 0; byte < ahead.row_bytes; byte += 64) __builtin_prefetch(row + byte, 0, 2);
+    int &fast = are_heads_together ? head : token, &slow = are_heads_together ? token : head;
+    if (++fast == (are_heads_together ? ahead.num_heads : count)) {
+      fast = 0;
+      ++slow;
+    }
   }
 }
 
-// Scores of rows [begin, end) and keys [0, num_keys), a multiple of 8. Meanwhile the rows ahead are brought closer.
+// Scores of rows [begin, end) and keys [0, num_keys), a multiple of 8. Meanwhile keys ahead are brought closer.
 template <class T>
 inline void score_tile(const char *const *keys, int num_keys, const float *queries, int64_t query_stride, int64_t dim,
-                       int begin, int end, const RowsAhead &values, const RowsAhead &next_keys, float *scores) {
+                       int begin, int end, const RowsAhead &ahead, float *scores) {
   for (int j = 0; j < num_keys; j += 8) {
-    prefetch_rows(values, j, j + 8);
-    prefetch_rows(next_keys, j, j + 8);
+    prefetch_rows(ahead, j / 8);
     int r = begin;
     for (; r + kRowBlock <= end; r += kRowBlock) {
       for (int i = j; i < j + 8; i += 4) {
@@ -144,8 +161,8 @@ inline void add_row_block(const char *const *values, const int *begins, const in
 }
 
 template <class T>
-inline void add_tile(const char *const *values, const int *begins, const int *ends, int begin, int end,
-                     const float *weights, float *out, int64_t out_stride, int64_t dim) {
+inline void add_tile_part(const char *const *values, const int *begins, const int *ends, int begin, int end,
+                          const float *weights, float *out, int64_t out_stride, int64_t dim) {
   int r = begin;
   for (; r + kRowBlock <= end; r += kRowBlock) {
     add_row_block<T, kRowBlock>(values, begins + r, ends + r, weights + r * kTileKeys, out + r * out_stride, out_stride,
@@ -157,6 +174,22 @@ inline void add_tile(const char *const *values, const int *begins, const int *en
   }
   for (; r < end; ++r) {
     add_row_block<T, 1>(values, begins + r, ends + r, weights + r * kTileKeys, out + r * out_stride, out_stride, dim);
+  }
+}
+
+// Adds weighted values for rows [begin, end), some keys at a time. Meanwhile values ahead are brought closer.
+template <class T>
+inline void add_tile(const char *const *values, const int *begins, const int *ends, int begin, int end,
+                     const RowsAhead &ahead, const float *weights, float *out, int64_t out_stride, int64_t dim) {
+  constexpr int kKeys = 16, kParts = kPrefetchParts * kKeys / kTileKeys;
+  int part_begins[kTileRows], part_ends[kTileRows];
+  for (int first = 0; first < kTileKeys; first += kKeys) {
+    for (int i = 0; i < kParts; ++i) prefetch_rows(ahead, first / kKeys * kParts + i);
+    for (int r = begin; r < end; ++r) {
+      part_begins[r] = begins[r] > first ? begins[r] : first;
+      part_ends[r] = ends[r] < first + kKeys ? ends[r] : first + kKeys;
+    }
+    add_tile_part<T>(values, part_begins, part_ends, begin, end, weights, out, out_stride, dim);
   }
 }
 

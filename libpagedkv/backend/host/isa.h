@@ -32,6 +32,7 @@ struct QueryTile {
   int64_t group;          // query heads per KV head
   int64_t first_row;
   int32_t num_heads, num_rows;
+  bool is_whole;          // the calling thread goes on with the next split
 
   int32_t num_all_rows() const { return num_heads * num_rows; }
   // The token and the query head of row `index` of all.
