@@ -3,10 +3,48 @@
 namespace pkv {
 namespace {
 
+template <int kNumber>
+struct Constant {
+  static constexpr int kValue = kNumber;
+};
+
+// Calls f(Constant of a number of rows, Constant of whether these are the first ones, first row) for rows [begin, end) in
+// blocks that share the loads of K and V. If not kMarksFirst, no block is the first.
+template <bool kMarksFirst, class F>
+PKV_INLINE void for_row_blocks(int begin, int end, F f) {
+  int r = begin;
+  if (kMarksFirst) {
+    if (r + kRowBlock <= end) {
+      f(Constant<kRowBlock>(), Constant<1>(), r);
+      r += kRowBlock;
+    } else if (kRowBlock > 2 && r + 2 <= end) {
+      f(Constant<2>(), Constant<1>(), r);
+      r += 2;
+    } else if (r < end) {
+      f(Constant<1>(), Constant<1>(), r);
+      r += 1;
+    }
+  }
+  for (; r + kRowBlock <= end; r += kRowBlock) f(Constant<kRowBlock>(), Constant<0>(), r);
+  if (kRowBlock > 2 && r + 2 <= end) {
+    f(Constant<2>(), Constant<0>(), r);
+    r += 2;
+  }
+  for (; r < end; ++r) f(Constant<1>(), Constant<0>(), r);
+}
+
+// Rows of a paged cache are too short and too scattered for the processor to guess where the next one is, so whoever
+// reads a row of one tile of keys fetches the row of the next: line by line, since the processor waits where it is given
+// many requests at once, and into the second cache, since the first is too small for two tiles.
+template <class T, bool kFetches>
+PKV_INLINE void fetch_line(const char *row_ahead, int64_t d) {
+  if (kFetches && d * T::kBytes % 64 == 0) __builtin_prefetch(row_ahead + d * T::kBytes, 0, 2);
+}
+
 // scores[r][j] = queries[r] . keys[j], for kRows rows and kKeys keys (a multiple of 4).
-template <class T, int kRows, int kKeys>
-inline void score_block(const char *const *keys, const float *queries, int64_t query_stride, int64_t dim,
-                        float *scores) {
+template <class T, int kRows, int kKeys, bool kFetches>
+inline void score_block(const char *const *keys, const char *const *ahead, const float *queries, int64_t query_stride,
+                        int64_t dim, float *scores) {
   Vec sums[kRows][kKeys];
   PKV_UNROLL for (int r = 0; r < kRows; ++r) {
     PKV_UNROLL for (int j = 0; j < kKeys; ++j) sums[r][j] = broadcast(0.0f);
@@ -14,7 +52,10 @@ inline void score_block(const char *const *keys, const float *queries, int64_t q
   int64_t d = 0;
   for (; d + kWidth <= dim; d += kWidth) {
     Vec k[kKeys];
-    PKV_UNROLL for (int j = 0; j < kKeys; ++j) k[j] = T::load(keys[j] + d * T::kBytes);
+    PKV_UNROLL for (int j = 0; j < kKeys; ++j) {
+      k[j] = T::load(keys[j] + d * T::kBytes);
+      fetch_line<T, kFetches>(ahead[j], d);
+    }
     PKV_UNROLL for (int r = 0; r < kRows; ++r) {
       const Vec q = load(queries + r * query_stride + d);
       PKV_UNROLL for (int j = 0; j < kKeys; ++j) sums[r][j] = multiply_add(q, k[j], sums[r][j]);
@@ -37,67 +78,33 @@ inline void score_block(const char *const *keys, const float *queries, int64_t q
   }
 }
 
-// Rows that are needed soon, of all KV heads of a query tile, fetched part by part. Row t of head h stands at
-// rows[t] + h * head_bytes, for t in [begin, end).
-struct RowsAhead {
-  const char *const *rows;
-  int begin, end, num_heads;
-  int64_t row_bytes, head_bytes;
-  int part, num_parts;  // the first part to fetch, of how many
-};
-
-constexpr int kPrefetchParts = kTileKeys / 8;  // while one tile of keys is worked on for one KV head
-
-// Fetches part `index` of those that belong to the work at hand. They go in the order of memory: rows of a paged cache
-// are too short and too scattered for the processor to guess the next one, but neighbouring heads or tokens it sees.
-inline void prefetch_rows(const RowsAhead &ahead, int index) {
-  const int count = ahead.end - ahead.begin, num_rows = count * ahead.num_heads;
-  const int part = ahead.part + index, begin = num_rows * part / ahead.num_parts;
-  const int end = num_rows * (part + 1) / ahead.num_parts;
-  if (begin == end) return;
-  const bool are_heads_together = ahead.head_bytes == ahead.row_bytes;
-  int token = are_heads_together ? begin / ahead.num_heads : begin % count;
-  int head = are_heads_together ? begin % ahead.num_heads : begin / count;
-  for (int i = begin; i < end; ++i) {
-    const char *row = ahead.rows[ahead.begin + token] + head * ahead.head_bytes;
-    for (int64_t byte = 0; byte < ahead.row_bytes; byte += 64) __builtin_prefetch(row + byte, 0, 2);
-    int &fast = are_heads_together ? head : token, &slow = are_heads_together ? token : head;
-    if (++fast == (are_heads_together ? ahead.num_heads : count)) {
-      fast = 0;
-      ++slow;
-    }
+// Scores of kRows rows and 8 keys.
+template <class T, int kRows, bool kFetches>
+inline void score_eight(const char *const *keys, const char *const *ahead, const float *queries, int64_t query_stride,
+                        int64_t dim, float *scores) {
+  constexpr int kKeys = kRows == 1 ? 8 : 4;
+  for (int j = 0; j < 8; j += kKeys) {
+    score_block<T, kRows, kKeys, kFetches>(keys + j, ahead + j, queries, query_stride, dim, scores + j);
   }
 }
 
-// Scores of rows [begin, end) and keys [0, num_keys), a multiple of 8. Meanwhile keys ahead are brought closer.
-template <class T>
-inline void score_tile(const char *const *keys, int num_keys, const float *queries, int64_t query_stride, int64_t dim,
-                       int begin, int end, const RowsAhead &ahead, float *scores) {
+// Scores of rows [begin, end) and keys [0, num_keys), a multiple of 8.
+template <class T, bool kFetches>
+inline void score_tile(const char *const *keys, const char *const *ahead, int num_keys, const float *queries,
+                       int64_t query_stride, int64_t dim, int begin, int end, float *scores) {
+  const auto score = [&](auto rows, auto fetches, int r, int j) {
+    score_eight<T, decltype(rows)::kValue, decltype(fetches)::kValue>(
+        keys + j, ahead + j, queries + r * query_stride, query_stride, dim, scores + r * kTileKeys + j);
+  };
   for (int j = 0; j < num_keys; j += 8) {
-    prefetch_rows(ahead, j / 8);
-    int r = begin;
-    for (; r + kRowBlock <= end; r += kRowBlock) {
-      for (int i = j; i < j + 8; i += 4) {
-        score_block<T, kRowBlock, 4>(keys + i, queries + r * query_stride, query_stride, dim,
-                                     scores + r * kTileKeys + i);
-      }
-    }
-    if (kRowBlock > 2 && r + 2 <= end) {
-      for (int i = j; i < j + 8; i += 4) {
-        score_block<T, 2, 4>(keys + i, queries + r * query_stride, query_stride, dim, scores + r * kTileKeys + i);
-      }
-      r += 2;
-    }
-    for (; r < end; ++r) {
-      score_block<T, 1, 8>(keys + j, queries + r * query_stride, query_stride, dim, scores + r * kTileKeys + j);
-    }
+    for_row_blocks<kFetches>(begin, end, [&](auto rows, auto fetches, int r) { score(rows, fetches, r, j); });
   }
 }
 
 // out[r][d] += sum over keys t in [begin, end) of weights[r][t] * values[t][d], for kVecs vectors at d, or half of one.
-template <class T, int kRows, int kVecs, bool kIsHalf>
-inline void add_block(const char *const *values, int begin, int end, const float *weights, float *out,
-                      int64_t out_stride, int64_t d) {
+template <class T, int kRows, int kVecs, bool kIsHalf, bool kFetches>
+inline void add_block(const char *const *values, const char *const *ahead, int begin, int end, const float *weights,
+                      float *out, int64_t out_stride, int64_t d) {
   Vec sums[kRows][kVecs];
   PKV_UNROLL for (int r = 0; r < kRows; ++r) {
     PKV_UNROLL for (int i = 0; i < kVecs; ++i) sums[r][i] = load(out + r * out_stride + d + i * kWidth);
@@ -110,6 +117,7 @@ inline void add_block(const char *const *values, int begin, int end, const float
         v[i] = T::load_half(row);
       } else {
         v[i] = T::load(row + i * kWidth * T::kBytes);
+        fetch_line<T, kFetches>(ahead[t], d + i * kWidth);
       }
     }
     PKV_UNROLL for (int r = 0; r < kRows; ++r) {
@@ -122,27 +130,27 @@ inline void add_block(const char *const *values, int begin, int end, const float
   }
 }
 
-template <class T, int kRows>
-inline void add_rows(const char *const *values, int begin, int end, const float *weights, float *out,
-                     int64_t out_stride, int64_t dim) {
+template <class T, int kRows, bool kFetches>
+inline void add_rows(const char *const *values, const char *const *ahead, int begin, int end, const float *weights,
+                     float *out, int64_t out_stride, int64_t dim) {
   if (begin >= end) return;
   int64_t d = 0;
   for (; d + 4 * kWidth <= dim; d += 4 * kWidth) {
-    add_block<T, kRows, 4, false>(values, begin, end, weights, out, out_stride, d);
+    add_block<T, kRows, 4, false, kFetches>(values, ahead, begin, end, weights, out, out_stride, d);
   }
   for (; d + kWidth <= dim; d += kWidth) {
-    add_block<T, kRows, 1, false>(values, begin, end, weights, out, out_stride, d);
+    add_block<T, kRows, 1, false, kFetches>(values, ahead, begin, end, weights, out, out_stride, d);
   }
   if constexpr (kWidth == 16) {
-    if (d < dim) add_block<T, kRows, 1, true>(values, begin, end, weights, out, out_stride, d);
+    if (d < dim) add_block<T, kRows, 1, true, false>(values, ahead, begin, end, weights, out, out_stride, d);
   }
 }
 
 // Adds weighted values for kRows rows that see keys [begins[r], ends[r]). Keys that only some rows see are added for
 // those rows alone: a weight of 0 would not keep out a NaN or an infinity.
-template <class T, int kRows>
-inline void add_row_block(const char *const *values, const int *begins, const int *ends, const float *weights,
-                          float *out, int64_t out_stride, int64_t dim) {
+template <class T, int kRows, bool kFetches>
+inline void add_row_block(const char *const *values, const char *const *ahead, const int *begins, const int *ends,
+                          const float *weights, float *out, int64_t out_stride, int64_t dim) {
   int begin = begins[0], end = ends[0];
   for (int r = 1; r < kRows; ++r) {
     begin = begins[r] > begin ? begins[r] : begin;
@@ -151,46 +159,23 @@ inline void add_row_block(const char *const *values, const int *begins, const in
   const bool is_shared = begin < end;
   for (int r = 0; r < kRows; ++r) {
     const int own_end = is_shared ? begin : ends[r];
-    add_rows<T, 1>(values, begins[r], own_end, weights + r * kTileKeys, out + r * out_stride, out_stride, dim);
+    add_rows<T, 1, false>(values, ahead, begins[r], own_end, weights + r * kTileKeys, out + r * out_stride, out_stride,
+                          dim);
   }
   if (!is_shared) return;
-  add_rows<T, kRows>(values, begin, end, weights, out, out_stride, dim);
+  add_rows<T, kRows, kFetches>(values, ahead, begin, end, weights, out, out_stride, dim);
   for (int r = 0; r < kRows; ++r) {
-    add_rows<T, 1>(values, end, ends[r], weights + r * kTileKeys, out + r * out_stride, out_stride, dim);
+    add_rows<T, 1, false>(values, ahead, end, ends[r], weights + r * kTileKeys, out + r * out_stride, out_stride, dim);
   }
 }
 
-template <class T>
-inline void add_tile_part(const char *const *values, const int *begins, const int *ends, int begin, int end,
-                          const float *weights, float *out, int64_t out_stride, int64_t dim) {
-  int r = begin;
-  for (; r + kRowBlock <= end; r += kRowBlock) {
-    add_row_block<T, kRowBlock>(values, begins + r, ends + r, weights + r * kTileKeys, out + r * out_stride, out_stride,
-                                dim);
-  }
-  if (kRowBlock > 2 && r + 2 <= end) {
-    add_row_block<T, 2>(values, begins + r, ends + r, weights + r * kTileKeys, out + r * out_stride, out_stride, dim);
-    r += 2;
-  }
-  for (; r < end; ++r) {
-    add_row_block<T, 1>(values, begins + r, ends + r, weights + r * kTileKeys, out + r * out_stride, out_stride, dim);
-  }
-}
-
-// Adds weighted values for rows [begin, end), some keys at a time. Meanwhile values ahead are brought closer.
-template <class T>
-inline void add_tile(const char *const *values, const int *begins, const int *ends, int begin, int end,
-                     const RowsAhead &ahead, const float *weights, float *out, int64_t out_stride, int64_t dim) {
-  constexpr int kKeys = 16, kParts = kPrefetchParts * kKeys / kTileKeys;
-  int part_begins[kTileRows], part_ends[kTileRows];
-  for (int first = 0; first < kTileKeys; first += kKeys) {
-    for (int i = 0; i < kParts; ++i) prefetch_rows(ahead, first / kKeys * kParts + i);
-    for (int r = begin; r < end; ++r) {
-      part_begins[r] = begins[r] > first ? begins[r] : first;
-      part_ends[r] = ends[r] < first + kKeys ? ends[r] : first + kKeys;
-    }
-    add_tile_part<T>(values, part_begins, part_ends, begin, end, weights, out, out_stride, dim);
-  }
+template <class T, bool kFetches>
+inline void add_tile(const char *const *values, const char *const *ahead, const int *begins, const int *ends, int begin,
+                     int end, const float *weights, float *out, int64_t out_stride, int64_t dim) {
+  for_row_blocks<kFetches>(begin, end, [&](auto rows, auto fetches, int r) {
+    add_row_block<T, decltype(rows)::kValue, decltype(fetches)::kValue != 0>(
+        values, ahead, begins + r, ends + r, weights + r * kTileKeys, out + r * out_stride, out_stride, dim);
+  });
 }
 
 }  // namespace

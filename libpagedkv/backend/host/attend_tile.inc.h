@@ -163,10 +163,11 @@ inline bool soften_row(float *scores, int num_keys, float *largest, float *sum, 
 
 // Decodes rows into `buffer` and points to them there.
 template <class T>
-inline void decode_tile(const char **rows, int num_rows, int64_t dim, float *buffer) {
+inline void decode_tile(const char **rows, const char *const *ahead, int num_rows, int64_t dim, float *buffer) {
   const int64_t stride = round_up_16(dim);
   for (int t = 0; t < num_rows; ++t) {
     decode_row<T>(rows[t], dim, buffer + t * stride);
+    for (int64_t d = 0; d < dim; d += kWidth) fetch_line<T, true>(ahead[t], d);
     rows[t] = reinterpret_cast<const char *>(buffer + t * stride);
   }
 }
@@ -185,17 +186,18 @@ inline void add_seen_rows(const char *const *values, int begin, int end, uint64_
     const bool is_hidden = (hidden >> t) & 1;
     int stop = t + 1;
     while (stop < end && ((hidden >> stop) & 1) == is_hidden) ++stop;
-    if (!is_hidden) add_rows<T, 1>(values, t, stop, weights, out, out_stride, dim);
+    if (!is_hidden) add_rows<T, 1, false>(values, values, t, stop, weights, out, out_stride, dim);
     t = stop;
   }
 }
 
 // Adds the values of a tile to rows [first, end). hidden: by row, or null where no tree mask hides any key of the tile.
-template <class T>
-inline void add_values(const KeyTable &keys, const int *begins, const int *ends, const uint64_t *hidden, int first,
-                       int end, const RowsAhead &next, const TileState &state, const float *weights, int64_t dim) {
+template <class T, bool kFetches>
+inline void add_values(const KeyTable &keys, const KeyTable &next, const int *begins, const int *ends,
+                       const uint64_t *hidden, int first, int end, const TileState &state, const float *weights,
+                       int64_t dim) {
   if (hidden == nullptr) {
-    add_tile<T>(keys.v, begins, ends, first, end, next, weights, state.out, state.out_stride, dim);
+    add_tile<T, kFetches>(keys.v, next.v, begins, ends, first, end, weights, state.out, state.out_stride, dim);
     return;
   }
   for (int r = first; r < end; ++r) {
@@ -208,7 +210,6 @@ inline void add_values(const KeyTable &keys, const int *begins, const int *ends,
 template <class T>
 inline void attend_tile(const AttendParams &params, const QueryTile &tile, const RowTable &rows, KeyTable *keys,
                         const KeyTable &next, TileScratch *scratch, const TileState &all) {
-  const int num_parts = tile.num_heads * kPrefetchParts, part = keys->head * kPrefetchParts;
   const PagedKv &kv = params.kv;
   const int64_t query_stride = round_up_16(kv.head_dim);
   const int head_row = keys->head * tile.num_rows;
@@ -216,18 +217,13 @@ inline void attend_tile(const AttendParams &params, const QueryTile &tile, const
   const TileState state = {all.largest + head_row, all.sum + head_row, all.out + head_row * all.out_stride,
                            all.out_stride};
   const int first = keys->first_row, end = keys->end_row;
-  const RowsAhead next_keys = {next.k, next.begin, next.end, tile.num_heads, kv.head_dim * T::kBytes,
-                               kv.k_head_stride * T::kBytes, part, num_parts};
-  const RowsAhead next_values = {next.v, next.begin, next.end, tile.num_heads, kv.v_head_dim * T::kBytes,
-                                 kv.v_head_stride * T::kBytes, part, num_parts};
   const int num_keys = (keys->end + 7) & ~7, num_scores = (keys->end + 15) & ~15;
   if (is_decoded_first<T>(end - first)) {
-    decode_tile<T>(keys->k, num_keys, kv.head_dim, scratch->keys);
-    score_tile<Float32>(keys->k, num_keys, queries, query_stride, kv.head_dim, first, end, next_keys,
-                        scratch->scores);
+    decode_tile<T>(keys->k, next.k, num_keys, kv.head_dim, scratch->keys);
+    score_tile<Float32, false>(keys->k, next.k, num_keys, queries, query_stride, kv.head_dim, first, end,
+                               scratch->scores);
   } else {
-    score_tile<T>(keys->k, num_keys, queries, query_stride, kv.head_dim, first, end, next_keys,
-               scratch->scores);
+    score_tile<T, true>(keys->k, next.k, num_keys, queries, query_stride, kv.head_dim, first, end, scratch->scores);
   }
   if (num_scores > num_keys) {
     for (int r = first; r < end; ++r) {
@@ -260,12 +256,11 @@ inline void attend_tile(const AttendParams &params, const QueryTile &tile, const
 
   const uint64_t *row_hidden = any_hidden == 0 ? nullptr : hidden;
   if (is_decoded_first<T>(end - first)) {
-    decode_tile<T>(keys->v, num_keys, kv.v_head_dim, scratch->keys);
-    add_values<Float32>(*keys, begins, ends, row_hidden, first, end, next_values, state, scratch->scores,
-                        kv.v_head_dim);
+    decode_tile<T>(keys->v, next.v, num_keys, kv.v_head_dim, scratch->keys);
+    add_values<Float32, false>(*keys, next, begins, ends, row_hidden, first, end, state, scratch->scores,
+                               kv.v_head_dim);
   } else {
-    add_values<T>(*keys, begins, ends, row_hidden, first, end, next_values, state, scratch->scores,
-                        kv.v_head_dim);
+    add_values<T, true>(*keys, next, begins, ends, row_hidden, first, end, state, scratch->scores, kv.v_head_dim);
   }
 }
 
@@ -288,7 +283,24 @@ inline void find_tile(const PagedKv &kv, const QueryTile &tile, const RowTable &
     find_keys(kv, tile, element_bytes, keys);
     return;
   }
-  keys->first_row = keys->end_row = keys->end = 0;
+  keys->first_row = keys->end_row = keys->begin = keys->end = 0;
+}
+
+// What comes behind `keys`: the same keys of the next KV head, or the next tile of keys.
+inline void find_next(const PagedKv &kv, const QueryTile &tile, const RowTable &rows, int element_bytes, int64_t end,
+                      const KeyTable &keys, KeyTable *next) {
+  next->first_row = keys.first_row;
+  next->end_row = keys.end_row;
+  if (keys.head + 1 < tile.num_heads) {
+    next->first = keys.first;
+    next->begin = keys.begin;
+    next->end = keys.end;
+    next->head = keys.head + 1;
+    find_keys(kv, tile, element_bytes, next);
+  } else {
+    next->first = keys.first + kTileKeys;
+    find_tile(kv, tile, rows, element_bytes, end, next);
+  }
 }
 
 template <class T>
@@ -301,25 +313,19 @@ inline void attend_keys(const AttendParams &params, const QueryTile &tile, int64
   const int64_t last_end = rows.end[tile.num_rows - 1], end = last_end < split_end ? last_end : split_end;
   const int64_t ahead_end = tile.is_whole ? last_end : end;
   KeyTable tables[2];
-  KeyTable *keys = &tables[0], *ahead = &tables[1];
+  KeyTable *keys = &tables[0], *next = &tables[1];
+  for (int t = 0; t < kTileKeys; ++t) {  // rows that no tile has are fetched as well
+    tables[0].k[t] = tables[0].v[t] = tables[1].k[t] = tables[1].v[t] = kZeroRow;
+  }
   keys->first = begin / kTileKeys * kTileKeys;
   keys->first_row = keys->end_row = 0;
   find_tile(params.kv, tile, rows, T::kBytes, end, keys);
   while (keys->first_row < keys->end_row && keys->first < end) {
-    ahead->first = keys->first + kTileKeys;
-    ahead->first_row = keys->first_row;
-    ahead->end_row = keys->end_row;
-    find_tile(params.kv, tile, rows, T::kBytes, ahead_end, ahead);
-    for (int head = 0; head < tile.num_heads; ++head) {
-      if (head > 0) {
-        keys->head = head;
-        find_keys(params.kv, tile, T::kBytes, keys);
-      }
-      attend_tile<T>(params, tile, rows, keys, *ahead, scratch, state);
-    }
+    find_next(params.kv, tile, rows, T::kBytes, ahead_end, *keys, next);
+    attend_tile<T>(params, tile, rows, keys, *next, scratch, state);
     KeyTable *const done = keys;
-    keys = ahead;
-    ahead = done;
+    keys = next;
+    next = done;
   }
 }
 
