@@ -10,6 +10,8 @@ namespace {
 
 alignas(64) constexpr char kZeroRow[kMaxHeadDim * 4] = {};
 
+constexpr int kTilesAhead = 3;  // tiles of keys from the one that is read to the one that is fetched
+
 // What each row of a query tile sees, the same for all its KV heads, and how it is biased.
 struct RowTable {
   int64_t begin[kTileRows], end[kTileRows];  // visible keys
@@ -312,20 +314,21 @@ inline void attend_keys(const AttendParams &params, const QueryTile &tile, int64
   const int64_t begin = rows.begin[0] > split_begin ? rows.begin[0] : split_begin;
   const int64_t last_end = rows.end[tile.num_rows - 1], end = last_end < split_end ? last_end : split_end;
   const int64_t ahead_end = tile.is_whole ? last_end : end;
-  KeyTable tables[2];
-  KeyTable *keys = &tables[0], *next = &tables[1];
-  for (int t = 0; t < kTileKeys; ++t) {  // rows that no tile has are fetched as well
-    tables[0].k[t] = tables[0].v[t] = tables[1].k[t] = tables[1].v[t] = kZeroRow;
+  KeyTable tables[kTilesAhead + 1];
+  for (KeyTable &table : tables) {
+    for (int t = 0; t < kTileKeys; ++t) table.k[t] = table.v[t] = kZeroRow;  // rows that no tile has are fetched too
   }
-  keys->first = begin / kTileKeys * kTileKeys;
-  keys->first_row = keys->end_row = 0;
-  find_tile(params.kv, tile, rows, T::kBytes, end, keys);
-  while (keys->first_row < keys->end_row && keys->first < end) {
-    find_next(params.kv, tile, rows, T::kBytes, ahead_end, *keys, next);
-    attend_tile<T>(params, tile, rows, keys, *next, scratch, state);
-    KeyTable *const done = keys;
-    keys = next;
-    next = done;
+  tables[0].first = begin / kTileKeys * kTileKeys;
+  tables[0].first_row = tables[0].end_row = 0;
+  find_tile(params.kv, tile, rows, T::kBytes, end, &tables[0]);
+  for (int i = 0; i < kTilesAhead; ++i) {
+    find_next(params.kv, tile, rows, T::kBytes, ahead_end, tables[i], &tables[i + 1]);
+  }
+  for (int at = 0; tables[at].first_row < tables[at].end_row && tables[at].first < end;) {
+    KeyTable *const keys = &tables[at], *const last = &tables[(at + kTilesAhead) % (kTilesAhead + 1)];
+    attend_tile<T>(params, tile, rows, keys, *last, scratch, state);
+    find_next(params.kv, tile, rows, T::kBytes, ahead_end, *last, keys);
+    at = (at + 1) % (kTilesAhead + 1);
   }
 }
 

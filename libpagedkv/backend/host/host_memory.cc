@@ -55,6 +55,14 @@ uint64_t wanted_reservation(uint64_t bytes, uint64_t asked, uint64_t total) {
              : bytes;
 }
 
+// Makes a part of the reservation usable, with large pages where the system has them to give: kernels jump from block to
+// block, and small pages cost decode a tenth of its speed in look-ups of addresses.
+bool commit(char *begin, uint64_t bytes) {
+  if (mprotect(begin, bytes, PROT_READ | PROT_WRITE) != 0) return false;
+  madvise(begin, bytes, MADV_HUGEPAGE);  // a wish: refused where they are switched off
+  return true;
+}
+
 }  // namespace
 
 Status allocate_host_memory(uint64_t bytes, uint64_t reserved_bytes, DeviceMemory *out) {
@@ -75,7 +83,7 @@ Status allocate_host_memory(uint64_t bytes, uint64_t reserved_bytes, DeviceMemor
     base = reserve(reserved);
   }
   if (base == nullptr) return fail_refused(bytes, errno);
-  if (mprotect(base, rounded, PROT_READ | PROT_WRITE) != 0) {
+  if (!commit(static_cast<char *>(base), rounded)) {
     const int error = errno;
     munmap(base, reserved);
     return fail_refused(bytes, error);
@@ -108,7 +116,7 @@ Status resize_host_memory(DeviceMemory *memory, uint64_t bytes) {
       return fail(PKV_UNSUPPORTED, "host: memory cannot grow to %llu bytes in place, only to %llu",
                   static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(memory->reserved_bytes));
     }
-    if (mprotect(base + old_rounded, new_rounded - old_rounded, PROT_READ | PROT_WRITE) != 0) {
+    if (!commit(base + old_rounded, new_rounded - old_rounded)) {
       return fail_refused(new_rounded - old_rounded, errno);
     }
   } else if (new_rounded < old_rounded) {
