@@ -1,21 +1,29 @@
-"""Times the host kernels: decode and prefill attention and write_kv, for every instruction set and dtype.
+"""Times the host kernels: decode and prefill attention and write_kv, for every instruction set and dtype, on one thread
+and on all, beside what the machine gives and what PyTorch makes of it.
 
-    python benchmarks/host_kernels.py [--threads N] [--output FILE]
+    python benchmarks/host_kernels.py [--output FILE]
 
 Decode: one new token for each of 8 sequences of 4096; prefill: one sequence of 1024 new tokens. One layer of 32 query
 and 8 KV heads of 128 elements, blocks of 16 tokens, queries float32. Rates of decode count the K and V bytes that are
-read, of write_kv those that are stored, of prefill two operations for each multiply-add under the causal mask. Beside
-them stands what this machine copies: bytes read and written. Fastest and median of the runs after a warm-up.
+read, of write_kv those that are stored, of prefill two operations for each multiply-add under the causal mask. Fastest
+and median of the runs after a warm-up.
 
-One thread, the default, is timed by processor time, so that other work on the machine counts little; several threads by
-the clock.
+The ceilings of the same run: bytes that a plain reduction reads from memory (the fastest of four of NumPy's), those
+that a copy reads and writes, the rate of NumPy's float32 matrix product of 2048. If PyTorch is installed, its
+scaled_dot_product_attention has the same sizes over contiguous K and V, with queries of the dtype of K and V; at decode
+the four query heads of a KV head are given to it as four queries, which is the fastest way to ask.
+
+One thread is timed by processor time, so that other work on the machine counts little; several threads by the clock.
 """
 
 import argparse
+import concurrent.futures
 import datetime
 import json
+import os
 import pathlib
 import statistics
+import subprocess
 import sys
 import time
 
@@ -29,26 +37,36 @@ NUM_SEQUENCES, CONTEXT, PROMPT = 8, 4096, 1024
 DTYPES = ["float32", "float16", "bfloat16", "float8_e4m3", "float8_e5m2", "int8"]
 ISAS = ["avx512", "avx2", "scalar"]
 NUM_RUNS = 7
+PREFILL_OPERATIONS = 4 * NUM_HEADS * HEAD_DIM * PROMPT * (PROMPT + 1) / 2
 clock = time.process_time
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=1, help="of the kernels; 0: one for each processor")
     parser.add_argument("--output", type=pathlib.Path, help="default: benchmarks/results/host-kernels-DATE.json")
     arguments = parser.parse_args()
     date = datetime.date.today().isoformat()
-    pagedkv.set_num_threads(arguments.threads)
-    global clock
-    clock = time.process_time if pagedkv.num_threads() == 1 else time.perf_counter
-    rows = []
-    for isa in filter(has_isa, ISAS):
-        pagedkv.set_isa(isa)
-        for dtype in DTYPES:
-            rows.append({"isa": isa, "dtype": dtype, **measure(dtype)})
-            print(rows[-1], file=sys.stderr)
+    isas = list(filter(has_isa, ISAS))
+    pagedkv.set_num_threads(0)
+    all_threads = pagedkv.num_threads()
+    rows, ceilings = [], []
+    for threads in sorted({1, all_threads}):
+        pagedkv.set_num_threads(threads)
+        global clock
+        clock = time.process_time if threads == 1 else time.perf_counter
+        ceilings.append({"threads": threads, "read_gb_per_s": measure_read(threads),
+                         "sgemm_gflop_per_s": measure_sgemm(threads)})
+        print(ceilings[-1], file=sys.stderr)
+        for isa in isas if threads == 1 else isas[:1]:
+            pagedkv.set_isa(isa)
+            for dtype in DTYPES:
+                rows.append({"threads": threads, "isa": isa, "dtype": dtype, **measure(dtype)})
+                if isa == isas[0]:
+                    rows[-1].update(measure_torch(dtype, threads))
+                print(rows[-1], file=sys.stderr)
     report = {"date": date, "machine": describe_machine(), "version": pagedkv.version(), "commit": find_commit(),
-              "threads": pagedkv.num_threads(), "runs_each": NUM_RUNS, "copy_gb_per_s": measure_copy(), "rows": rows}
+              "torch": find_torch_version(), "runs_each": NUM_RUNS, "copy_gb_per_s": measure_copy(),
+              "ceilings": ceilings, "rows": rows}
     output = arguments.output or ROOT / "benchmarks" / "results" / f"host-kernels-{date}.json"
     output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(output)
@@ -79,8 +97,7 @@ def measure(dtype):
         q = rng.standard_normal((PROMPT, NUM_HEADS, HEAD_DIM), dtype=np.float32)
         out = np.empty_like(q)
         seconds = time_runs(lambda: cache.attend(0, batch, q, out=out))
-        operations = 4 * NUM_HEADS * HEAD_DIM * PROMPT * (PROMPT + 1) / 2
-        results["prefill_gflop_per_s"] = rates(operations / 1e9, seconds)
+        results["prefill_gflop_per_s"] = rates(PREFILL_OPERATIONS / 1e9, seconds)
 
         for first in range(0, CONTEXT - 1, PROMPT):  # fills the sequences, but for one token
             for sequence in sequences:
@@ -97,6 +114,65 @@ def measure(dtype):
             sequence.close()
         batch.close()
     return results
+
+
+def measure_torch(dtype, threads):
+    """Nothing without PyTorch, and for the dtypes that its attention does not take."""
+    try:
+        import torch
+    except ImportError:
+        return {}
+    torch_dtype = getattr(torch, dtype, None)
+    if dtype not in ("float32", "float16", "bfloat16") or torch_dtype is None:
+        return {}
+    torch.set_num_threads(threads)
+    attend = torch.nn.functional.scaled_dot_product_attention
+    make = lambda *shape: torch.randn(*shape, dtype=torch_dtype)  # noqa: E731
+    with torch.inference_mode():
+        q, k, v = (make(NUM_SEQUENCES, NUM_KV_HEADS, length, HEAD_DIM)
+                   for length in (NUM_HEADS // NUM_KV_HEADS, CONTEXT, CONTEXT))
+        seconds = time_runs(lambda: attend(q, k, v))
+        decode = rates(2 * k.numel() * k.element_size() / 1e9, seconds)
+        q, k, v = (make(1, heads, PROMPT, HEAD_DIM) for heads in (NUM_HEADS, NUM_KV_HEADS, NUM_KV_HEADS))
+        k, v = (array.repeat_interleave(NUM_HEADS // NUM_KV_HEADS, 1) for array in (k, v))
+        seconds = time_runs(lambda: attend(q, k, v, is_causal=True))
+    return {"torch_decode_gb_per_s": decode, "torch_prefill_gflop_per_s": rates(PREFILL_OPERATIONS / 1e9, seconds)}
+
+
+def find_torch_version():
+    try:
+        import torch
+    except ImportError:
+        return None
+    return torch.__version__
+
+
+def measure_read(threads):
+    array = np.ones(1 << 26, np.float32)
+    reductions = [lambda part: part.dot(part), np.max, lambda part: np.bitwise_or.reduce(part.view(np.uint64)),
+                  lambda part: np.max(part.view(np.int8))]
+    parts = np.split(array, threads)
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        run = (lambda f: f(array)) if threads == 1 else (lambda f: list(pool.map(f, parts)))
+        found = [rates(array.nbytes / 1e9, time_runs(lambda f=f: run(f))) for f in reductions]
+    return max(found, key=lambda rate: rate["fastest"])
+
+
+def measure_sgemm(threads):
+    """In a process of its own: BLAS libraries read their number of threads when they are loaded."""
+    program = f"""
+import time, numpy as np
+a, seconds = np.random.default_rng(0).standard_normal((2048, 2048), np.float32), []
+for _ in range({NUM_RUNS} + 1):
+    start = time.perf_counter()
+    a @ a
+    seconds.append(time.perf_counter() - start)
+print(*seconds[1:])
+"""
+    names = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
+    done = subprocess.run([sys.executable, "-c", program], env={**os.environ, **dict.fromkeys(names, str(threads))},
+                          check=True, capture_output=True, text=True)
+    return rates(2 * 2048**3 / 1e9, [float(word) for word in done.stdout.split()])
 
 
 def measure_copy():

@@ -129,10 +129,9 @@ struct E4m3 {
   static constexpr int kBytes = 1;
   PKV_INLINE static Vec load(const char *p) {
     const __m128i codes = _mm_cvtepi8_epi16(load_8_bytes(p));  // the sign fills the upper half
-    const __m128i magnitude = _mm_and_si128(_mm_slli_epi16(codes, 7), _mm_set1_epi16(0x3f80));
-    const __m128i sign = _mm_and_si128(codes, _mm_set1_epi16(static_cast<short>(0x8000)));
-    const __m128i is_nan = _mm_cmpeq_epi16(magnitude, _mm_set1_epi16(0x3f80));
-    const __m128i half = _mm_or_si128(_mm_or_si128(sign, magnitude), _mm_and_si128(is_nan, _mm_set1_epi16(0x7e00)));
+    const __m128i number = _mm_and_si128(_mm_slli_epi16(codes, 7), _mm_set1_epi16(static_cast<short>(0xbf80)));
+    const __m128i nan = _mm_set1_epi16(0x7f), is_nan = _mm_cmpeq_epi16(_mm_and_si128(codes, nan), nan);
+    const __m128i half = _mm_or_si128(number, _mm_and_si128(is_nan, _mm_set1_epi16(0x7e00)));
     return _mm256_mul_ps(_mm256_cvtph_ps(half), _mm256_set1_ps(256.0f));
   }
   PKV_INLINE static void store(char *p, Vec v) {

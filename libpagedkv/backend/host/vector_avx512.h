@@ -148,11 +148,10 @@ struct E4m3 {
   static constexpr int kBytes = 1;
   PKV_INLINE static Vec decode(__m128i bytes) {
     const __m256i codes = _mm256_cvtepi8_epi16(bytes);  // the sign fills the upper half
-    const __m256i magnitude = _mm256_and_si256(_mm256_slli_epi16(codes, 7), _mm256_set1_epi16(0x3f80));
-    const __m256i sign = _mm256_and_si256(codes, _mm256_set1_epi16(static_cast<short>(0x8000)));
-    const __m256i is_nan = _mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x3f80));
-    const __m256i nan = _mm256_and_si256(is_nan, _mm256_set1_epi16(0x7e00));
-    const __m256i half = _mm256_or_si256(_mm256_or_si256(sign, magnitude), nan);
+    const __m256i number = _mm256_and_si256(_mm256_slli_epi16(codes, 7), _mm256_set1_epi16(static_cast<short>(0xbf80)));
+    const __m256i nan = _mm256_set1_epi16(0x7f);
+    const __mmask16 is_nan = _mm256_cmpeq_epi16_mask(_mm256_and_si256(codes, nan), nan);
+    const __m256i half = _mm256_mask_blend_epi16(is_nan, number, _mm256_set1_epi16(0x7e00));
     return _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.0f));
   }
   PKV_INLINE static Vec load(const char *p) { return decode(load_16_bytes(p)); }
