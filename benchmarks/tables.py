@@ -112,14 +112,29 @@ def make_conditions(replay):
 
 
 def make_host_kernels(report):
-    header = ["K and V", "instruction set", "decode", "prefill", "write_kv"]
-    rows = [[row["dtype"], row["isa"], f"{row['decode_gb_per_s']['fastest']:.1f} GB/s",
-             f"{row['prefill_gflop_per_s']['fastest']:.0f} GFLOP/s", f"{row['write_kv_gb_per_s']['fastest']:.1f} GB/s"]
-            for row in sorted(report["rows"], key=lambda row: row["dtype"])]
+    ceilings = {ceiling["threads"]: ceiling for ceiling in report["ceilings"]}
+    header = ["threads", "K and V", "instruction set", "decode", "of read", "PyTorch", "prefill", "of sgemm", "PyTorch",
+              "write_kv"]
+    rows = []
+    for row in sorted(report["rows"], key=lambda row: (row["threads"], row["dtype"])):
+        fastest = {name: rate["fastest"] for name, rate in row.items() if isinstance(rate, dict)}
+        ceiling = ceilings[row["threads"]]
+        torch_decode, torch_prefill = (f"{fastest[name]:.{digits}f}" if name in fastest else ""
+                                       for name, digits in (("torch_decode_gb_per_s", 1),
+                                                            ("torch_prefill_gflop_per_s", 0)))
+        decode, prefill = fastest["decode_gb_per_s"], fastest["prefill_gflop_per_s"]
+        rows.append([str(row["threads"]), row["dtype"], row["isa"], f"{decode:.1f} GB/s",
+                     f"{decode / ceiling['read_gb_per_s']['fastest']:.0%}", torch_decode, f"{prefill:.0f} GFLOP/s",
+                     f"{prefill / ceiling['sgemm_gflop_per_s']['fastest']:.0%}", torch_prefill,
+                     f"{fastest['write_kv_gb_per_s']:.1f} GB/s"])
     machine = report["machine"]
-    threads = "one thread, by processor time" if report["threads"] == 1 else f"{report['threads']} threads"
-    return (f"{format_table(header, rows)}\nOn {report['date']}, commit {report['commit']}, {threads}, on a machine of "
-            f"{machine['processors']} processors ({machine['processor']}) of which one copies "
+    found = "; ".join(f"{threads} thread{'s' * (threads > 1)}: {ceiling['read_gb_per_s']['fastest']:.1f} GB/s read, "
+                      f"{ceiling['sgemm_gflop_per_s']['fastest']:.0f} GFLOP/s of sgemm"
+                      for threads, ceiling in ceilings.items())
+    torch = f", beside PyTorch {report['torch']}" if report["torch"] else ""
+    return (f"{format_table(header, rows)}\nOn {report['date']}, commit {report['commit']}, on a machine of "
+            f"{machine['processors']} processors ({machine['processor']}){torch}, in one run: `{report['file']}`. "
+            f"One thread by processor time, several by the clock. The machine gives with {found}; one thread copies "
             f"{report['copy_gb_per_s']['fastest']:.1f} GB/s, read and written.\n")
 
 

@@ -189,6 +189,55 @@ TEST_CASE("host attend: results depend neither on batch mates nor on how a promp
   }
 }
 
+TEST_CASE("host attend: a random step equals its sequences one by one, on any number of threads") {
+  HostSettings settings;
+  for (uint64_t i = 0; i < 60; ++i) {
+    std::mt19937_64 random(kSeed + 1000 + i);
+    CaseShape shape = draw_shape(random);
+    shape.num_kv_heads = pick(random, {1, 3, 8});  // tiles of one, of all, of some heads
+    shape.has_lse = true;
+    INFO("case " << i << ": " << describe(shape));
+    Case step(shape, kSeed + i);
+    const AttendParams whole_params = step.params;
+    const char *q = static_cast<const char *>(step.params.q);
+    const size_t out_row = static_cast<size_t>(step.num_heads * shape.v_head_dim);
+    const size_t heads = static_cast<size_t>(step.num_heads), out_count = static_cast<size_t>(step.out_count());
+    for (const char *isa : available_isas()) {
+      INFO(isa);
+      set_host_isa(isa);
+      set_host_num_threads(1);
+      step.params = whole_params;
+      std::vector<float> whole, results;
+      REQUIRE(step.run(&whole) == PKV_OK);
+      for (const int32_t threads : {2, 5}) {
+        set_host_num_threads(threads);
+        REQUIRE(step.run(&results) == PKV_OK);
+        CHECK(is_equal(results, whole));
+      }
+      int32_t first = 0;
+      for (size_t sequence = 0; sequence < shape.seq_lens.size(); ++sequence) {
+        const int32_t count = shape.query_lens[sequence], cu_seqlens_q[2] = {0, count};
+        StepTables &tables = step.params.tables;
+        tables.num_sequences = 1;
+        tables.num_tokens = count;
+        tables.seq_lens = whole_params.tables.seq_lens + sequence;
+        tables.cu_seqlens_q = cu_seqlens_q;
+        tables.block_table =
+            whole_params.tables.block_table + static_cast<int64_t>(sequence) * whole_params.tables.table_stride;
+        step.params.q = q + first * step.params.q_token_stride * dtype_bytes(shape.dtype);
+        REQUIRE(step.run(&results) == PKV_OK);
+        const size_t begin = static_cast<size_t>(first), rows = static_cast<size_t>(count);
+        CHECK(std::equal(results.begin(), results.begin() + static_cast<int64_t>(rows * out_row),
+                         whole.begin() + static_cast<int64_t>(begin * out_row)));
+        CHECK(std::equal(results.begin() + static_cast<int64_t>(out_count),
+                         results.begin() + static_cast<int64_t>(out_count + rows * heads),
+                         whole.begin() + static_cast<int64_t>(out_count + begin * heads)));
+        first += count;
+      }
+    }
+  }
+}
+
 TEST_CASE("host attend: a NaN reaches the rows that see it and no others") {
   HostSettings settings;
   CaseShape shape;
