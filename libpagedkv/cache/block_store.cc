@@ -9,8 +9,10 @@
 namespace pkv {
 namespace {
 
-// Evicted together: what the next ones need is loaded meanwhile.
-constexpr int64_t kEvictionRun = 16;
+// Victims are unlinked a few at a time and finished some later, so that what they need is asked for evenly: loads that
+// are asked for by many at once wait for each other, and the processor with them.
+constexpr int64_t kEvictionRun = 4, kEvictionLag = 16;
+constexpr int64_t kFreedTogether = 64;  // of the blocks that are evicted for the pool
 constexpr int64_t kReleasedAhead = 32;  // blocks prefetched before they are released
 
 // The namespaces of blocks that follow each other, mostly one.
@@ -343,8 +345,8 @@ void BlockStore::unregister(int32_t block, bool tells) {
 
 void BlockStore::evict_until(int64_t count) {
   while (num_uncached_ < count) {
-    int32_t blocks[kEvictionRun];
-    const int64_t num_blocks = std::min(count - num_uncached_, kEvictionRun);
+    int32_t blocks[kFreedTogether];
+    const int64_t num_blocks = std::min(count - num_uncached_, kFreedTogether);
     evict_victims(num_blocks, blocks);
     free_to_pool(blocks, num_blocks);
   }
@@ -404,7 +406,7 @@ void BlockStore::evict_owned(uint32_t namespace_index, int64_t count) {
       }
     }
     eviction_.forget(lowest, retention_.level_of(lowest));
-    finish_evictions(&lowest, 1);
+    finish_evictions(&lowest, 1, 1);
     free_to_pool(&lowest, 1);
   }
   if (tier_ != nullptr) tier_->flush();  // what does not get there is not found there
@@ -468,14 +470,16 @@ void BlockStore::forget(int32_t block) {
   retention_.forget(block);
 }
 
-// Of cached blocks that are queued no more: leaves them owned in the pool, with neither holder nor hash.
-void BlockStore::finish_evictions(const int32_t *blocks, int64_t count) {
+// Of cached blocks that are queued no more: leaves them owned in the pool, with neither holder nor hash. blocks:
+// [num_known], of which the first `count` are finished and the others follow.
+void BlockStore::finish_evictions(const int32_t *blocks, int64_t count, int64_t num_known) {
   if (tier_ != nullptr) offer_to_tier(blocks, count);
   OwnerOfRun owner_of_run(&namespaces_);
   const bool tells = events_ != nullptr;
   for (int64_t i = 0; i < count; ++i) {
     const int32_t block = blocks[i];
     BlockRecord &record = records_[block];
+    if (i + kEvictionLag < num_known) prefetch_hash(records_[blocks[i + kEvictionLag]].hash);
     NamespaceRecord *owner = owner_of_run.of(record);
     --owner->cached;
     ++owner->evictions;
@@ -490,18 +494,19 @@ void BlockStore::finish_evictions(const int32_t *blocks, int64_t count) {
 
 // count <= num_cached().
 void BlockStore::evict_victims(int64_t count, int32_t *out_blocks) {
-  // The index lines of two runs are on their way while an earlier run is finished.
-  int64_t num_popped = 0, num_finished = 0;
-  while (num_popped < count) {
-    const int64_t end = num_popped - kEvictionRun;
-    const int64_t popped_before = num_popped;
-    num_popped += eviction_.pop_victims(std::min(count - num_popped, kEvictionRun), out_blocks + num_popped);
-    for (int64_t i = popped_before; i < num_popped; ++i) index_.prefetch(records_[out_blocks[i]].hash);
-    if (end <= num_finished) continue;
-    finish_evictions(out_blocks + num_finished, end - num_finished);
-    num_finished = end;
+  int64_t num_popped = 0;
+  for (int64_t num_finished = 0; num_finished < count;) {
+    const int64_t num_ahead = std::min(count, num_finished + kEvictionRun + kEvictionLag);
+    while (num_popped < num_ahead) {
+      num_popped += eviction_.pop_victims(std::min(num_ahead - num_popped, kEvictionRun), out_blocks + num_popped);
+    }
+    if (num_finished == 0) {
+      for (int64_t i = 0; i < std::min(num_popped, kEvictionLag); ++i) prefetch_hash(records_[out_blocks[i]].hash);
+    }
+    const int64_t run = std::min(count - num_finished, kEvictionRun);
+    finish_evictions(out_blocks + num_finished, run, num_popped - num_finished);
+    num_finished += run;
   }
-  finish_evictions(out_blocks + num_finished, count - num_finished);
   if (tier_ != nullptr) tier_->flush();  // what does not get there is not found there
 }
 
