@@ -8,7 +8,7 @@ struct Constant {
   static constexpr int kValue = kNumber;
 };
 
-// Calls f(Constant of a number of rows, Constant of whether these are the first ones, first row) for rows [begin, end) in
+// Calls f(Constant of a number of rows, Constant of whether they are the first, first row) for rows [begin, end) in
 // blocks that share the loads of K and V. If not kMarksFirst, no block is the first.
 template <bool kMarksFirst, class F>
 PKV_INLINE void for_row_blocks(int begin, int end, F f) {
@@ -34,8 +34,8 @@ PKV_INLINE void for_row_blocks(int begin, int end, F f) {
 }
 
 // Rows of a paged cache are too short and too scattered for the processor to guess where the next one is, so whoever
-// reads a row of one tile of keys fetches the row of the next: line by line, since the processor waits where it is given
-// many requests at once, and into the second cache, since the first is too small for two tiles.
+// reads a row of one tile of keys fetches one of a tile ahead: line by line, since the processor waits where it is
+// given many requests at once, and into the second cache, since the first is too small for several tiles.
 template <class T, bool kFetches>
 PKV_INLINE void fetch_line(const char *row_ahead, int64_t d) {
   if (kFetches && d * T::kBytes % 64 == 0) __builtin_prefetch(row_ahead + d * T::kBytes, 0, 2);

@@ -55,8 +55,8 @@ uint64_t wanted_reservation(uint64_t bytes, uint64_t asked, uint64_t total) {
              : bytes;
 }
 
-// Makes a part of the reservation usable, with large pages where the system has them to give: kernels jump from block to
-// block, and small pages cost decode a tenth of its speed in look-ups of addresses.
+// Makes a part of the reservation usable, with large pages where the system has them to give: kernels jump from block
+// to block, and small pages cost decode a fifth of its speed in look-ups of addresses.
 bool commit(char *begin, uint64_t bytes) {
   if (mprotect(begin, bytes, PROT_READ | PROT_WRITE) != 0) return false;
   madvise(begin, bytes, MADV_HUGEPAGE);  // a wish: refused where they are switched off

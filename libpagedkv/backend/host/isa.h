@@ -17,9 +17,9 @@ constexpr int kSplitKeys = 512;  // keys that are reduced apart from others, the
 constexpr int kTileRows = 32;    // most query rows of one tile, all its KV heads together
 constexpr int kMaxHeadDim = 256;
 
-// Query rows of one sequence that read the same tokens: for each of num_heads KV heads from kv_head on, rows [first_row,
-// first_row + num_rows), which share K and V; row r is query r / group, and the head r % group of the group. Arrays
-// over the rows of a tile have those of one KV head behind those of the other.
+// Query rows of one sequence that read the same tokens: for each of num_heads KV heads from kv_head on, rows
+// [first_row, first_row + num_rows), which share K and V; row r is query r / group, and the head r % group of the
+// group. Arrays over the rows of a tile have those of one KV head behind those of the other.
 //
 // A tile of several heads is there for the memory: where a token's heads stand together, as they do by default, going
 // through all heads of some tokens reads the cache in order.
