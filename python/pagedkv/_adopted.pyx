@@ -18,8 +18,8 @@ cdef class AdoptedMemory:
                 raise InvalidArgumentError(f"buffer as a tuple is (pointer, bytes), got {len(value)} members")
             self.data = <void *> <uintptr_t> as_uint64(value[0], "buffer pointer")
             self.num_bytes = as_uint64(value[1], "buffer bytes")
-        elif PyObject_CheckBuffer(value):
-            self.adopt_buffer(value)
+        elif PyObject_CheckBuffer(value) and not hasattr(value, "__cuda_array_interface__"):
+            self.adopt_buffer(value)  # an array of a GPU may have the type of a buffer, but gives none
         elif hasattr(value, "__dlpack__"):  # before the other protocol, which does not tell the device
             self.adopt_dlpack(value)
         elif hasattr(value, "__cuda_array_interface__"):

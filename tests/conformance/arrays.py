@@ -29,6 +29,9 @@ class HostArrays:
     def empty(self, shape, dtype):
         return np.empty(shape, dtype)
 
+    def wait(self):
+        """Until all that was queued is over."""
+
     def read_blocks(self, cache):
         """A copy of all blocks: uint8 [num_blocks, block_bytes]."""
         return np.array(np.asarray(cache), copy=True)
@@ -67,8 +70,13 @@ class CudaArrays:
     def empty(self, shape, dtype):
         return self.cupy.empty(shape, dtype)
 
+    def wait(self):
+        self.cupy.cuda.runtime.deviceSynchronize()
+
     def _memory(self, cache):
-        return self.cupy.asarray(cache)  # uint8 [num_blocks, block_bytes], no copy
+        """uint8 [num_blocks, block_bytes], no copy. What the library does on streams of its own is over."""
+        self.wait()
+        return self.cupy.asarray(cache)
 
     def read_blocks(self, cache):
         return self.cupy.asnumpy(self._memory(cache))

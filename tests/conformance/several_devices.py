@@ -178,7 +178,8 @@ class Pair:
         for side in self.sides:
             side.cache.check()
         counters = [{key: value for key, value in side.cache.stats().items()
-                     if key not in ("block_bytes", "base", "device", "device_free_bytes")} for side in self.sides]
+                     if key not in ("block_bytes", "base", "device", "device_free_bytes", "uploaded_bytes")}
+                    for side in self.sides]
         assert counters[0] == counters[1]
         blocks = [[np.asarray(seq.blocks).tolist() for seq in side.sequences] for side in self.sides]
         assert blocks[0] == blocks[1]

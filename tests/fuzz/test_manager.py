@@ -142,7 +142,7 @@ class Driver:
             self.compare()
         counts = [self.number(0, ahead) for _ in work]
         for i in range(ahead):
-            self.stepper.advance(np.array([i < count for count in counts]))
+            self.stepper.advance(self.arrays.put(np.array([i < count for count in counts])))
         assert self.stepper.get_advanced()[0].tolist() == counts
         tokens = [[self.alphabet[0] if self.rng.random() < 0.8 else None for _ in range(count)] for count in counts]
         if any(pair[1].changed != step["serial"] for pair, _ in work) and self.rng.random() < 0.7:

@@ -1,5 +1,7 @@
 #include "backend/cuda/cuda_backend.h"
 
+#include <unistd.h>
+
 #include <cstdio>
 #include <cstring>
 #include <memory>
@@ -84,7 +86,14 @@ Status CudaBackend::check_adopted(const void *memory, uint64_t bytes) {
   return PKV_OK;
 }
 
+// Pinning takes the pages one by one: without the check, asking for more than there is ends the process.
 Status CudaBackend::allocate_pinned(uint64_t bytes, DeviceMemory *out) {
+  const uint64_t physical =
+      static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  if (bytes > physical) {
+    return fail(PKV_OUT_OF_MEMORY, "%s: %llu bytes of pinned host memory wanted, this machine has %llu bytes", device_,
+                static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(physical));
+  }
   const ContextScope scope(context_);
   PKV_TRY(scope.status());
   void *memory = nullptr;
