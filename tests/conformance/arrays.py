@@ -83,9 +83,11 @@ class CudaArrays:
 
     def write_blocks(self, cache, memory):
         self._memory(cache)[:] = self.cupy.asarray(memory)
+        self.wait()  # the library knows nothing of this work
 
     def fill_blocks(self, cache, byte):
         self._memory(cache)[:] = byte
+        self.wait()
 
 
 ARRAYS = {"host": HostArrays, "cuda": CudaArrays}
