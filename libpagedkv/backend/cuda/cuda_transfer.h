@@ -36,7 +36,6 @@ class CudaTransferQueue final : public TransferQueue {
   explicit CudaTransferQueue(CUcontext context) : context_(context) {}
 
   Status copy_batched(const TransferBlocksParams &params, bool *out_is_done);
-  Status copy_one_by_one(const TransferBlocksParams &params);
   void measure();
 
   const CUcontext context_;
