@@ -58,7 +58,8 @@ def main():
         print()
         return
     for name, value in report.items():
-        print(f"{name:28} {value}")
+        for row in value if isinstance(value, list) else [value]:
+            print(f"{name:28} {row}")
 
 
 def summarize(rates):
@@ -135,7 +136,8 @@ def measure_host_tier(device, layout, num_blocks, repeats):
 def measure_small_blocks(device, num_kv_heads, repeats):
     """Offload and restore of blocks so small that it matters how they are copied. The transfers by themselves, too: the
     work of the manager is by block, and more than that of the link for the smallest."""
-    layout = pagedkv.Layout(num_layers=1, num_kv_heads=num_kv_heads, head_dim=64, dtype="bfloat16", block_size=BLOCK_SIZE)
+    layout = pagedkv.Layout(num_layers=1, num_kv_heads=num_kv_heads, head_dim=64, dtype="bfloat16",
+                            block_size=BLOCK_SIZE)
     num_blocks = SMALL_TOTAL // layout.block_bytes
     return {"block_bytes": layout.block_bytes, "num_blocks": num_blocks,
             **measure_host_tier(device, layout, num_blocks, repeats)}

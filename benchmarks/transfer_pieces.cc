@@ -121,8 +121,8 @@ struct Busy {
   }
 };
 
-void measure(const char *name, const Copy &copy, const TransferBlocksParams &params, int64_t num_blocks, const Busy &busy,
-             bool is_last) {
+void measure(const char *name, const Copy &copy, const TransferBlocksParams &params, int64_t num_blocks,
+             const Busy &busy, bool is_last) {
   double alone = 1e9, beside = 1e9, lost = 1e9;
   bool is_whole = true;  // the device was busy until the last copy
   for (int i = 0; i < kRounds; ++i) alone = std::min(alone, copy_all(copy, params, num_blocks));
@@ -165,7 +165,10 @@ int main() {
   REQUIRE_CUDA(cudaMemset(device, 1, kSpan));
   REQUIRE_CUDA(cudaMalloc(reinterpret_cast<void **>(&busy.memory), 2 * kBusyBytes));
   REQUIRE_CUDA(cudaHostAlloc(&host, kSpan, cudaHostAllocPortable));
-  for (cudaStream_t *out : {&stream, &busy_stream}) REQUIRE_CUDA(cudaStreamCreateWithFlags(out, cudaStreamNonBlocking));
+  int lowest = 0, highest = 0;
+  REQUIRE_CUDA(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+  REQUIRE_CUDA(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, highest));  // as the library has it
+  REQUIRE_CUDA(cudaStreamCreateWithFlags(&busy_stream, cudaStreamNonBlocking));
   for (cudaEvent_t *out : {&busy.start, &busy.end}) REQUIRE_CUDA(cudaEventCreate(out));
   busy.alone = 1e9;
   for (int i = 0; i < kRounds; ++i) {
@@ -175,8 +178,9 @@ int main() {
   char date[16];
   const std::time_t seconds = std::time(nullptr);
   std::strftime(date, sizeof date, "%Y-%m-%d", std::gmtime(&seconds));
-  std::printf("{\n \"date\": \"%s\",\n \"device\": \"%s\",\n \"total_bytes\": %llu,\n \"copies_of_one_call\": %lld,\n", date,
-              properties.name, static_cast<unsigned long long>(kTotal), static_cast<long long>(kCopies));
+  std::printf("{\n \"date\": \"%s\",\n \"device\": \"%s\",\n", date, properties.name);
+  std::printf(" \"total_bytes\": %llu,\n \"copies_of_one_call\": %lld,\n", static_cast<unsigned long long>(kTotal),
+              static_cast<long long>(kCopies));
   std::printf(" \"busy_gb_per_s\": %.0f,\n", 2.0 * kNumBusy * static_cast<double>(kBusyBytes) / busy.alone / 1e9);
   const int32_t zero = 0;
   for (const bool to_host : {false, true}) {

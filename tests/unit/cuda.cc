@@ -196,13 +196,13 @@ TEST_CASE("copy_blocks copies whole blocks and nothing else") {
   }
 }
 
-// Blocks below and above the size where the driver's batched call takes over, more of them than one launch or call takes.
+// Blocks below and above the size where the driver's batched call takes over, more than one launch or call takes.
 TEST_CASE("transfers copy whole blocks and nothing else, there and back") {
   if (!has_device()) return;
   Backend *backend = open_first();
   std::unique_ptr<TransferQueue> queue;
   REQUIRE(backend->create_transfer_queue(&queue) == PKV_OK);
-  for (const uint64_t block_bytes : {uint64_t{256}, uint64_t{2048}, uint64_t{28416}, uint64_t{131072}}) {
+  for (const uint64_t block_bytes : {uint64_t{256}, uint64_t{2048}, uint64_t{28416}, uint64_t{28672}}) {
     for (const int32_t count : {1, 2, 255, 256, 257, 1030}) {
       CAPTURE(block_bytes);
       CAPTURE(count);

@@ -10,7 +10,7 @@ namespace pkv {
 namespace {
 
 // Smaller blocks are copied by a kernel.
-constexpr uint64_t kLargeBlockBytes = 64 * 1024;
+constexpr uint64_t kLargeBlockBytes = 28 * 1024;
 
 #if CUDA_VERSION >= 12080
 // As CUDA 12.8 has it; later versions of the function leave fail_index out, but the driver keeps this one.
@@ -49,7 +49,10 @@ Status CudaTransferQueue::create(CUcontext context, std::unique_ptr<TransferQueu
   queue->destinations_.resize(kBatch);
   queue->sources_.resize(kBatch);
   queue->sizes_.resize(kBatch);
-  PKV_TRY_CUDA(cudaStreamCreateWithFlags(&queue->stream_, cudaStreamNonBlocking));
+  // First in turn: the few thread blocks of a copy do not wait for a kernel that has thousands.
+  int lowest = 0, highest = 0;
+  PKV_TRY_CUDA(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+  PKV_TRY_CUDA(cudaStreamCreateWithPriority(&queue->stream_, cudaStreamNonBlocking, highest));
   for (Mark &mark : queue->marks_) {
     PKV_TRY_CUDA(cudaEventCreate(&mark.start));
     PKV_TRY_CUDA(cudaEventCreate(&mark.end));

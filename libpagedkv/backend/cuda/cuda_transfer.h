@@ -24,7 +24,7 @@ class CudaTransferQueue final : public TransferQueue {
 
  private:
   static constexpr uint64_t kNumMarks = 64;
-  static constexpr int64_t kBatch = 1024;  // copies of one batched call
+  static constexpr int64_t kBatch = 256;  // copies of one batched call; 1024 are slower
 
   // Around one copy(). The events are made once; a later copy records them again.
   struct Mark {
