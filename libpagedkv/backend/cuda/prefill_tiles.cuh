@@ -17,7 +17,6 @@ struct PrefillLaunch {
   PrefillPlan plan;
   int32_t group;        // heads that share a KV head
   int32_t box_shift;    // logarithm of plan.box_rows
-  int32_t head_chunk;   // KV heads that are walked side by side
   AttendLaunch parts;   // where they are written and counted, if there are any
   uint32_t *next_tile;  // counts the tiles that were taken; zero before and after a launch
 };
@@ -36,27 +35,21 @@ struct PrefillTile {
   int32_t part, num_parts;
 };
 
-template <class Element, int kHeadDim, int kKeys = kPrefillTileKeys, int kBuffers = kHeadDim == 64 ? 10 : 5,
-          int kGroups = kPrefillWarpgroups, int kFlags = 27>
+constexpr int kPrefillThreads = kWarpgroupThreads * (1 + kPrefillWarpgroups);
+// Of each thread of the warpgroup that loads, and of those that compute: 65536 of a multiprocessor among them.
+constexpr int kLoadingRegisters = 40, kComputingRegisters = 232;
+
+template <class Element, int kHeadDim>
 struct PrefillTraits {
   using T = Element;
   static constexpr int kDim = kHeadDim;
-  static constexpr int kTile = kKeys;          // keys
-  static constexpr int kStages = kBuffers;     // tiles of K or V
-  static constexpr int kConsumers = kGroups;   // warpgroups
-  static constexpr bool kPingPong = (kFlags & 1) != 0;
-  static constexpr bool kSkipsRescale = (kFlags & 2) != 0;
-  static constexpr bool kIsLazy = (kFlags & 16) != 0;
-  static constexpr bool kTwoLoaders = (kFlags & 8) != 0;
+  static constexpr int kTile = prefill_tile_keys(kHeadDim);
+  static constexpr int kStages = kHeadDim == 64 ? 10 : 4;  // buffers, of a tile of K or of V
   static constexpr int kQuerySlots = 2;
-  static constexpr int kRows = 64 * kGroups;
-  static constexpr int kThreads = kWarpgroupThreads * (kGroups + 1);
-  static constexpr int kProducerRegisters = kGroups == 3 ? 32 : 40;
-  static constexpr int kConsumerRegisters = kGroups == 3 ? 160 : 232;
-  static constexpr int kHalves = kHeadDim / 64;
-  static constexpr int kTileBytes = kKeys * kHeadDim * 2;
-  static constexpr int kQueryBytes = kRows * kHeadDim * 2;
-  static constexpr int kSharedBytes = 1024 + kQuerySlots * kQueryBytes + kBuffers * kTileBytes;
+  static constexpr int kHalves = kHeadDim / 64;  // a row of 64 dims takes the 128 bytes that are swizzled
+  static constexpr int kTileBytes = kTile * kHeadDim * 2;
+  static constexpr int kQueryBytes = kPrefillRows * kHeadDim * 2;
+  static constexpr int kSharedBytes = 1024 + kQuerySlots * kQueryBytes + kStages * kTileBytes;
 };
 
 template <class Traits>
@@ -65,7 +58,7 @@ struct PrefillShared {
   uint64_t tile_full[Traits::kQuerySlots], query_full[Traits::kQuerySlots], query_empty[Traits::kQuerySlots];
   PrefillTile tiles[Traits::kQuerySlots];
   uint32_t box_masks[Traits::kStages];  // boxes of the tile of keys that are there
-  bool is_last[Traits::kConsumers];     // part of a tile of rows
+  bool is_last[kPrefillWarpgroups];      // part of a tile of rows
 };
 
 // Position in a ring of barriers.
