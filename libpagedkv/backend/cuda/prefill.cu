@@ -34,10 +34,11 @@ EncodeTensorMap encode_tensor_map() {
   return encode;
 }
 
-// A tensor of 16-bit numbers whose rows come to shared memory 64 dims at a time, swizzled. strides: bytes, from dim 1 on.
+// A tensor of 16-bit numbers whose rows come to shared memory 64 dims at a time, swizzled. strides: bytes, from dim 1
+// on.
 template <int kRank>
-Status make_map(pkv_dtype dtype, const void *base, const cuuint64_t (&dims)[kRank], const cuuint64_t (&strides)[kRank - 1],
-                const cuuint32_t (&box)[kRank], CUtensorMap *out) {
+Status make_map(pkv_dtype dtype, const void *base, const cuuint64_t (&dims)[kRank],
+                const cuuint64_t (&strides)[kRank - 1], const cuuint32_t (&box)[kRank], CUtensorMap *out) {
   const cuuint32_t ones[] = {1, 1, 1, 1};
   static_assert(kRank <= 4, "strides of elements");
   const CUresult error = encode_tensor_map()(
@@ -58,8 +59,8 @@ Status make_query_map(const AttendParams &params, const PrefillPlan &plan, CUten
   return make_map(params.dtype, params.q, dims, strides, box, out);
 }
 
-// K or V [block, head, token, dim], without an end of the blocks: a captured launch may meet a cache that has grown. Block
-// -1 lies outside and is read as zeros.
+// K or V [block, head, token, dim], without an end of the blocks: a captured launch may meet a cache that has grown.
+// Block -1 lies outside and is read as zeros.
 Status make_cache_map(const AttendParams &params, const PrefillPlan &plan, uint64_t offset, CUtensorMap *out) {
   const PagedKv &kv = params.kv;
   const cuuint64_t dims[] = {static_cast<cuuint64_t>(kv.head_dim), static_cast<cuuint64_t>(kv.block_size),
@@ -92,7 +93,7 @@ Status launch_traits(const AttendParams &params, const AttendDevice &device, con
   const int64_t num_works = static_cast<int64_t>(plan.num_tiles) * params.kv.num_kv_heads * plan.num_splits;
   const dim3 grid(static_cast<unsigned int>(std::min<int64_t>(num_works, device.num_processors)));
   void *arguments[] = {const_cast<AttendParams *>(&params), &launch, &query_map, &key_map, &value_map};
-  PKV_TRY_CUDA(cudaLaunchKernel(reinterpret_cast<const void *>(kernel), grid, dim3(Traits::kThreads), arguments,
+  PKV_TRY_CUDA(cudaLaunchKernel(reinterpret_cast<const void *>(kernel), grid, dim3(kPrefillThreads), arguments,
                                 Traits::kSharedBytes, stream));
   return PKV_OK;
 }
@@ -120,7 +121,8 @@ bool is_copied_in_boxes(const AttendParams &params) {
   const PagedKv &kv = params.kv;
   const uint64_t first = reinterpret_cast<uintptr_t>(kv.base);
   return (first + kv.k_offset) % 16 == 0 && (first + kv.v_offset) % 16 == 0 && is_stride(kv.block_bytes) &&
-         is_stride(static_cast<uint64_t>(kv.k_token_stride) * 2) && is_stride(static_cast<uint64_t>(kv.k_head_stride) * 2) &&
+         is_stride(static_cast<uint64_t>(kv.k_token_stride) * 2) &&
+         is_stride(static_cast<uint64_t>(kv.k_head_stride) * 2) &&
          is_stride(static_cast<uint64_t>(params.q_token_stride) * 2) &&
          is_stride(static_cast<uint64_t>(params.q_head_stride) * 2);
 }
@@ -139,6 +141,7 @@ bool plan_prefill(const AttendParams &params, const AttendDevice &device, Prefil
   if (!device.has_prefill || !is_in_scope(params) || !is_copied_in_boxes(params)) return false;
   const StepTables &tables = params.tables;
   const int64_t group = params.num_heads / params.kv.num_kv_heads;
+  const int32_t tile_keys = prefill_tile_keys(params.kv.head_dim);
   const int64_t tile_tokens = kPrefillRows / group;
   const int64_t num_tiles = tables.num_tokens / tile_tokens + tables.num_sequences;
   const int64_t num_works = num_tiles * params.kv.num_kv_heads;
@@ -150,7 +153,7 @@ bool plan_prefill(const AttendParams &params, const AttendDevice &device, Prefil
   if (num_works < kFewTiles * num_processors) {
     const int64_t rows = std::max<int64_t>(tables.num_tokens * params.num_heads, 1);
     num_splits = std::max<int64_t>(std::min<int64_t>({(kEnoughParts * num_processors + num_works - 1) / num_works,
-                                                      tables.max_seq_len / (kPrefillTileKeys * kPrefillPartTiles),
+                                                      tables.max_seq_len / (tile_keys * kPrefillPartTiles),
                                                       kMaxSplits, kWorkspaceRows / rows}), 1);
   }
   const int64_t longest = tables.max_seq_len / num_splits;
@@ -159,8 +162,8 @@ bool plan_prefill(const AttendParams &params, const AttendDevice &device, Prefil
   out->num_splits = static_cast<int32_t>(num_splits);
   out->num_tiles = static_cast<int32_t>(num_tiles);
   out->tile_tokens = static_cast<int32_t>(tile_tokens);
-  const int32_t block_power = params.kv.block_size & -params.kv.block_size;  // largest power of two that divides it
-  out->box_rows = std::min(block_power, kPrefillTileKeys);
+  const int32_t both = params.kv.block_size | tile_keys;
+  out->box_rows = both & -both;  // the largest power of two that divides either
   return true;
 }
 
