@@ -13,7 +13,7 @@ constexpr int kPairsPerLaunch = 256;
 constexpr int kThreads = 256;
 constexpr int kUnitsPerThread = 4;
 // Thread blocks at most. Twice as many to the host win little, and the reads of whatever else runs wait behind the writes
-// to the link: on an H200 a step lost four times as much.
+// to the link: kernels that want all of an H200's bandwidth lost four times as much.
 constexpr int kGridToHost = 8, kGridToDevice = 16;
 constexpr uint64_t kUnitBytes = sizeof(uint4);
 
