@@ -9,8 +9,9 @@
 namespace pkv {
 namespace {
 
-// Smaller blocks are copied by a kernel. benchmarks/transfer_pieces.cc on an H200, in GB/s to the device / to the host: of
-// 16 KiB 27 / 39 by batched calls and 48 / 48 by the kernel, of 28 KiB 48 / 50 and 49 / 50, of 1 MiB 54 / 54 and 51 / 51.
+// Smaller blocks are copied by a kernel. benchmarks/transfer_pieces.cc on an H200, in GB/s to the device / to the host:
+// of 16 KiB 27 / 39 by batched calls and 48 / 48 by the kernel, of 28 KiB 48 / 50 and 49 / 50, of 1 MiB 54 / 54 and
+// 51 / 51.
 constexpr uint64_t kLargeBlockBytes = 28 * 1024;
 
 #if CUDA_VERSION >= 12080

@@ -12,8 +12,8 @@ namespace {
 constexpr int kPairsPerLaunch = 256;
 constexpr int kThreads = 256;
 constexpr int kUnitsPerThread = 4;
-// Thread blocks at most. Twice as many to the host win little, and the reads of whatever else runs wait behind the writes
-// to the link: kernels that want all of an H200's bandwidth lost four times as much.
+// Thread blocks at most. Twice as many to the host win little, and the reads of whatever else runs wait behind the
+// writes to the link: kernels that want all of an H200's bandwidth lost four times as much.
 constexpr int kGridToHost = 8, kGridToDevice = 16;
 constexpr uint64_t kUnitBytes = sizeof(uint4);
 
@@ -23,10 +23,10 @@ struct BlockPairs {
   int32_t destinations[kPairsPerLaunch];
 };
 
-// Plan: the units of 16 bytes of all blocks, one behind the other, are dealt out to the threads of a small grid, so that
-// it does not matter how small a block is. (Blocks start and end at multiples of 256 bytes.) A thread loads all its
-// units before it stores any, which puts 16 KB of a thread block under way. Bound by the link. Nothing is read twice, so
-// the caches need not keep it.
+// Plan: the units of 16 bytes of all blocks, one behind the other, are dealt out to the threads of a small grid, so
+// that it does not matter how small a block is. (Blocks start and end at multiples of 256 bytes.) A thread loads all
+// its units before it stores any, which puts 16 KB of a thread block under way. Bound by the link. Nothing is read
+// twice, so the caches need not keep it.
 __global__ void __launch_bounds__(kThreads)
     transfer_blocks(char *to, const char *from, uint64_t block_bytes, uint64_t num_units,
                     const __grid_constant__ BlockPairs pairs) {
