@@ -61,25 +61,28 @@ Status make_query_map(const AttendParams &params, const PrefillPlan &plan, CUten
 
 // K or V [block, head, token, dim], without an end of the blocks: a captured launch may meet a cache that has grown.
 // Block -1 lies outside and is read as zeros.
-Status make_cache_map(const AttendParams &params, const PrefillPlan &plan, uint64_t offset, CUtensorMap *out) {
+Status make_cache_map(const AttendParams &params, const PrefillPlan &plan, bool is_value, CUtensorMap *out) {
   const PagedKv &kv = params.kv;
-  const cuuint64_t dims[] = {static_cast<cuuint64_t>(kv.head_dim), static_cast<cuuint64_t>(kv.block_size),
-                             static_cast<cuuint64_t>(kv.num_kv_heads), INT32_MAX};
-  const cuuint64_t strides[] = {static_cast<cuuint64_t>(kv.k_token_stride) * 2,
-                                static_cast<cuuint64_t>(kv.k_head_stride) * 2, kv.block_bytes};
+  const cuuint64_t dims[] = {static_cast<cuuint64_t>(is_value ? kv.v_head_dim : kv.head_dim),
+                             static_cast<cuuint64_t>(kv.block_size), static_cast<cuuint64_t>(kv.num_kv_heads),
+                             INT32_MAX};
+  const cuuint64_t strides[] = {static_cast<cuuint64_t>(is_value ? kv.v_token_stride : kv.k_token_stride) * 2,
+                                static_cast<cuuint64_t>(is_value ? kv.v_head_stride : kv.k_head_stride) * 2,
+                                kv.block_bytes};
   const cuuint32_t box[] = {64, static_cast<cuuint32_t>(plan.box_rows), 1, 1};
-  return make_map(params.dtype, static_cast<const char *>(kv.base) + offset, dims, strides, box, out);
+  return make_map(params.dtype, static_cast<const char *>(kv.base) + (is_value ? kv.v_offset : kv.k_offset), dims,
+                  strides, box, out);
 }
 
-template <class T, int kHeadDim>
+template <class T, int kKeyDim, int kValueDim>
 Status launch_traits(const AttendParams &params, const AttendDevice &device, const PrefillPlan &plan,
                      cudaStream_t stream) {
-  using Traits = PrefillTraits<T, kHeadDim>;
+  using Traits = PrefillTraits<T, kKeyDim, kValueDim>;
   const auto kernel = &prefill_rows<Traits>;
   CUtensorMap query_map, key_map, value_map;
   PKV_TRY(make_query_map(params, plan, &query_map));
-  PKV_TRY(make_cache_map(params, plan, params.kv.k_offset, &key_map));
-  PKV_TRY(make_cache_map(params, plan, params.kv.v_offset, &value_map));
+  PKV_TRY(make_cache_map(params, plan, false, &key_map));
+  PKV_TRY(make_cache_map(params, plan, true, &value_map));
   PKV_TRY_CUDA(cudaFuncSetAttribute(reinterpret_cast<const void *>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     Traits::kSharedBytes));
   PrefillLaunch launch = {};
@@ -101,30 +104,49 @@ Status launch_traits(const AttendParams &params, const AttendDevice &device, con
 template <class T>
 Status launch_head_dim(const AttendParams &params, const AttendDevice &device, const PrefillPlan &plan,
                        cudaStream_t stream) {
-  if (params.kv.head_dim == 64) return launch_traits<T, 64>(params, device, plan, stream);
-  return launch_traits<T, 128>(params, device, plan, stream);
+  switch (params.kv.head_dim) {
+    case 64: return launch_traits<T, 64, 64>(params, device, plan, stream);
+    case 128: return launch_traits<T, 128, 128>(params, device, plan, stream);
+    case 256: return launch_traits<T, 256, 256>(params, device, plan, stream);
+    default:
+      return params.kv.v_head_dim == 128 ? launch_traits<T, 192, 128>(params, device, plan, stream)
+                                         : launch_traits<T, 192, 192>(params, device, plan, stream);
+  }
 }
 
 // Whether a copy of boxes can walk a dimension with this stride.
 bool is_stride(uint64_t bytes) { return bytes > 0 && bytes % 16 == 0 && bytes < uint64_t{1} << 40; }
 
+bool has_head_dims(int32_t head_dim, int32_t v_head_dim) {
+  if (head_dim == 192 && v_head_dim == 128) return true;
+  return head_dim == v_head_dim && (head_dim == 64 || head_dim == 128 || head_dim == 192 || head_dim == 256);
+}
+
 // What the kernel computes.
 bool is_in_scope(const AttendParams &params) {
   const PagedKv &kv = params.kv;
-  return kv.dtype == params.dtype && (kv.head_dim == 64 || kv.head_dim == 128) &&
-         params.num_heads / kv.num_kv_heads <= kPrefillRows && kv.block_size % 8 == 0 && params.scale > 0.0f &&
-         params.alibi_slopes == nullptr && params.tree_mask == nullptr && !params.is_invariant;
+  return (params.dtype == PKV_FLOAT16 || params.dtype == PKV_BFLOAT16) && kv.dtype == params.dtype &&
+         has_head_dims(kv.head_dim, kv.v_head_dim) && params.num_heads / kv.num_kv_heads <= kPrefillRows &&
+         kv.block_size % 8 == 0 && params.scale > 0.0f && params.alibi_slopes == nullptr &&
+         params.tree_mask == nullptr && !params.is_invariant;
 }
 
-// What copies of boxes ask of addresses.
-bool is_copied_in_boxes(const AttendParams &params) {
+// What copies of boxes and 16-byte stores ask of addresses.
+bool has_addresses(const AttendParams &params) {
   const PagedKv &kv = params.kv;
-  const uint64_t first = reinterpret_cast<uintptr_t>(kv.base);
-  return (first + kv.k_offset) % 16 == 0 && (first + kv.v_offset) % 16 == 0 && is_stride(kv.block_bytes) &&
-         is_stride(static_cast<uint64_t>(kv.k_token_stride) * 2) &&
-         is_stride(static_cast<uint64_t>(kv.k_head_stride) * 2) &&
-         is_stride(static_cast<uint64_t>(params.q_token_stride) * 2) &&
-         is_stride(static_cast<uint64_t>(params.q_head_stride) * 2);
+  const auto is_multiple = [](const void *address) { return reinterpret_cast<uintptr_t>(address) % 16 == 0; };
+  if (!is_multiple(params.q) || !is_multiple(params.out) || params.out_token_stride % 8 != 0 ||
+      params.out_head_stride % 8 != 0 || !is_stride(kv.block_bytes)) {
+    return false;
+  }
+  for (const uint64_t offset : {kv.k_offset, kv.v_offset}) {
+    if (!is_multiple(static_cast<const char *>(kv.base) + offset)) return false;
+  }
+  for (const int64_t stride : {kv.k_token_stride, kv.k_head_stride, kv.v_token_stride, kv.v_head_stride,
+                               params.q_token_stride, params.q_head_stride}) {
+    if (!is_stride(static_cast<uint64_t>(stride) * 2)) return false;
+  }
+  return true;
 }
 
 }  // namespace
@@ -138,7 +160,7 @@ bool has_prefill() {
 }
 
 bool plan_prefill(const AttendParams &params, const AttendDevice &device, PrefillPlan *out) {
-  if (!device.has_prefill || !is_in_scope(params) || !is_copied_in_boxes(params)) return false;
+  if (!device.has_prefill || !is_in_scope(params) || !has_addresses(params)) return false;
   const StepTables &tables = params.tables;
   const int64_t group = params.num_heads / params.kv.num_kv_heads;
   const int32_t tile_keys = prefill_tile_keys(params.kv.head_dim);
@@ -146,8 +168,10 @@ bool plan_prefill(const AttendParams &params, const AttendDevice &device, Prefil
   const int64_t num_tiles = tables.num_tokens / tile_tokens + tables.num_sequences;
   const int64_t num_works = num_tiles * params.kv.num_kv_heads;
   if (tables.num_sequences == 0 || tables.num_tokens > INT32_MAX || num_works > INT32_MAX / kMaxSplits) return false;
-  if (tables.max_query_len * group <= kPrefillRows / 2) return false;
-  if (tables.num_tokens * kLeastShare < tables.num_sequences * tile_tokens) return false;
+  // Where K and V differ in their head dims there is no other kernel with tensor cores.
+  const bool has_choice = params.kv.head_dim == params.kv.v_head_dim;
+  if (has_choice && tables.max_query_len * group <= kPrefillRows / 2) return false;
+  if (has_choice && tables.num_tokens * kLeastShare < tables.num_sequences * tile_tokens) return false;
   const int64_t num_processors = device.num_processors;
   int64_t num_splits = 1;
   if (num_works < kFewTiles * num_processors) {
@@ -158,7 +182,8 @@ bool plan_prefill(const AttendParams &params, const AttendDevice &device, Prefil
   }
   const int64_t longest = tables.max_seq_len / num_splits;
   const int64_t mean_len = tables.total_seq_len / tables.num_sequences;
-  if (longest > kShortLen && longest * num_processors > kMostImbalance * mean_len * num_works) return false;
+  const bool is_uneven = longest > kShortLen && longest * num_processors > kMostImbalance * mean_len * num_works;
+  if (has_choice && is_uneven) return false;
   out->num_splits = static_cast<int32_t>(num_splits);
   out->num_tiles = static_cast<int32_t>(num_tiles);
   out->tile_tokens = static_cast<int32_t>(tile_tokens);

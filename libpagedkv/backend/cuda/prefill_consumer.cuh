@@ -12,7 +12,7 @@ template <class Traits>
 class PrefillConsumer {
   using T = typename Traits::T;
   static constexpr int kScores = Traits::kTile / 2;  // of a thread
-  static constexpr int kOutputs = Traits::kDim / 2;
+  static constexpr int kOutputs = Traits::kValueDim / 2;
   static constexpr int kKeySteps = Traits::kTile / 16;
   // Named barriers: one for each warpgroup's turn, one for its parts.
   static constexpr int kTurnName = 1, kPartsName = kTurnName + kPrefillWarpgroups;
@@ -155,10 +155,10 @@ class PrefillConsumer {
     const uint32_t query = queries_ + query_index * matrix_words(Traits::kQueryBytes);
     const uint32_t keys = keys_ + buffer * matrix_words(Traits::kTileBytes);
 #pragma unroll
-    for (int step = 0; step < Traits::kDim / 16; ++step) {
-      const int half = step / 4, in_half = step % 4 * 32;
-      multiply_shared<T>(scores, describe_matrix(query + matrix_words(half * (kPrefillRows * 128) + in_half)),
-                         describe_matrix(keys + matrix_words(half * (Traits::kTile * 128) + in_half)), step > 0);
+    for (int step = 0; step < Traits::kKeyDim / 16; ++step) {
+      const int part = step / 4, in_part = step % 4 * 32;
+      multiply_shared<T>(scores, describe_matrix(query + matrix_words(part * (kPrefillRows * 128) + in_part)),
+                         describe_matrix(keys + matrix_words(part * (Traits::kTile * 128) + in_part)), step > 0);
     }
   }
 
@@ -321,7 +321,7 @@ class PrefillConsumer {
                              float lse, float factor) const {
     const int64_t index = (part * p_.tables.num_tokens + token) * p_.num_heads + head;
     if (lane_ % 4 == 0) launch_.parts.partial_lse[index] = lse;
-    float *target = launch_.parts.partial_out + index * Traits::kDim + lane_ % 4 * 2;
+    float *target = launch_.parts.partial_out + index * Traits::kValueDim + lane_ % 4 * 2;
 #pragma unroll
     for (int column = 0; column < kOutputs / 4; ++column) {
       const float2 pair = {out[column * 4 + 2 * row] * factor, out[column * 4 + 2 * row + 1] * factor};

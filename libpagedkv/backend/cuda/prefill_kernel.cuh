@@ -1,4 +1,5 @@
-// Attention of long query runs on Hopper: K and V of the queries' dtype, head dims of 64 and 128.
+// Attention of long query runs on Hopper: K and V of the queries' dtype, head dims of 64, 128, 192 and 256,
+// and V of 128 under K of 192.
 //
 // Plan of prefill_rows:
 //   A thread block a multiprocessor takes tiles of rows, or parts of their keys, until none is left: a counter in the
@@ -53,9 +54,9 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
     if (warp == 0) {
       produce_tiles<Traits>(p, launch, query_map, &shared, queries);
     } else if (warp == 1) {
-      KeyProducer<Traits>(p, launch, &shared, buffers).run(key_map, true);
+      KeyProducer<Traits, true>(p, launch, &shared, buffers).run(key_map);
     } else if (warp == 2) {
-      KeyProducer<Traits>(p, launch, &shared, buffers).run(value_map, false);
+      KeyProducer<Traits, false>(p, launch, &shared, buffers).run(value_map);
     } else {
       clear_padding<typename Traits::T>(p, threadIdx.x % 32, 32);
     }

@@ -20,8 +20,10 @@ constexpr int kPrefillWarpgroups = 2;  // that compute
 constexpr int kPrefillRows = 64 * kPrefillWarpgroups;
 constexpr int kPrefillPartTiles = 8;  // tiles of keys in a part, at least
 
-// Keys of a tile: what registers and shared memory have room for (docs/kernels.md).
-constexpr int prefill_tile_keys(int head_dim) { return head_dim == 64 ? 128 : 160; }
+// Keys of a tile, by head dim of K: what registers and shared memory have room for (docs/kernels.md).
+constexpr int prefill_tile_keys(int head_dim) {
+  return head_dim == 64 ? 128 : head_dim == 128 ? 160 : head_dim == 192 ? 80 : 64;
+}
 
 // Whether the prefill kernel can do it, and is worth it.
 bool plan_prefill(const AttendParams &params, const AttendDevice &device, PrefillPlan *out);

@@ -38,17 +38,20 @@ struct PrefillTile {
 constexpr int kPrefillThreads = kWarpgroupThreads * (1 + kPrefillWarpgroups);
 // Of each thread of the warpgroup that loads, and of those that compute: 65536 of a multiprocessor among them.
 constexpr int kLoadingRegisters = 40, kComputingRegisters = 232;
+constexpr int kPrefillSharedBytes = 227 * 1024 - 1024;  // dynamic; the rest is for what the kernel declares
 
-template <class Element, int kHeadDim>
+template <class Element, int kKeyHeadDim, int kValueHeadDim>
 struct PrefillTraits {
   using T = Element;
-  static constexpr int kDim = kHeadDim;
-  static constexpr int kTile = prefill_tile_keys(kHeadDim);
-  static constexpr int kStages = kHeadDim == 64 ? 10 : 4;  // buffers, of a tile of K or of V
+  static constexpr int kKeyDim = kKeyHeadDim, kValueDim = kValueHeadDim;
+  static_assert(kValueDim <= kKeyDim, "buffers are as large as K");
+  static constexpr int kTile = prefill_tile_keys(kKeyDim);
   static constexpr int kQuerySlots = 2;
-  static constexpr int kHalves = kHeadDim / 64;  // a row of 64 dims takes the 128 bytes that are swizzled
-  static constexpr int kTileBytes = kTile * kHeadDim * 2;
-  static constexpr int kQueryBytes = kPrefillRows * kHeadDim * 2;
+  static constexpr int kPartDims = 64;  // of a row: what fills the 128 bytes that are swizzled
+  static constexpr int kTileBytes = kTile * kKeyDim * 2;
+  static constexpr int kQueryBytes = kPrefillRows * kKeyDim * 2;
+  // Buffers, of a tile of K or of V: as many as there is room for.
+  static constexpr int kStages = (kPrefillSharedBytes - 1024 - kQuerySlots * kQueryBytes) / kTileBytes;
   static constexpr int kSharedBytes = 1024 + kQuerySlots * kQueryBytes + kStages * kTileBytes;
 };
 
