@@ -80,6 +80,20 @@ __device__ inline int8_t from_float<int8_t>(float value) {
   return static_cast<int8_t>(__float2int_rn(fminf(fmaxf(value, -127.0f), 127.0f)));
 }
 
+// Two codes beside each other, by one conversion where there is one.
+__device__ inline void store_codes(float first, float second, __nv_fp8_e4m3 *target) {
+  *reinterpret_cast<__nv_fp8x2_storage_t *>(target) =
+      __nv_cvt_float2_to_fp8x2({first, second}, __NV_SATFINITE, __NV_E4M3);
+}
+__device__ inline void store_codes(float first, float second, __nv_fp8_e5m2 *target) {
+  *reinterpret_cast<__nv_fp8x2_storage_t *>(target) =
+      __nv_cvt_float2_to_fp8x2({first, second}, __NV_SATFINITE, __NV_E5M2);
+}
+__device__ inline void store_codes(float first, float second, int8_t *target) {
+  target[0] = from_float<int8_t>(first);
+  target[1] = from_float<int8_t>(second);
+}
+
 // Largest magnitude that a quantised type holds: what a row's largest magnitude is scaled to.
 template <class T>
 __host__ __device__ constexpr float largest_code();

@@ -140,8 +140,8 @@ class KeyProducer {
       char *target = buffers_ + ring_.index * Traits::kTileBytes + lane_key_ * 128;
 #pragma unroll
       for (int part = 0; part < kDim / Traits::kPartDims; ++part) {
-        copy_box(target + part * (Traits::kTile * 128), &map, barrier, part * Traits::kPartDims, place.offset, place.kv_head,
-                 place.block < 0 ? -1 : place.block);
+        copy_box(target + part * (Traits::kTile * 128), &map, barrier, part * Traits::kPartDims, place.offset,
+                 place.kv_head, place.block < 0 ? -1 : place.block);
       }
     }
     __syncwarp();

@@ -44,12 +44,11 @@ inline bool is_aligned(const void *data, int64_t token_stride, int64_t head_stri
          head_stride * bytes % unit == 0;
 }
 
-// --- Threads over the rows of many tokens. A thread has the same piece of every num_groups-th head of one token, K or V:
-// what it finds out about the token serves several loads, which are in flight together. Neighbours in a token stand
+// --- Threads over the rows of many tokens. A thread has the same piece of every num_groups-th head of one token, K or
+// V: what it finds out about the token serves several loads, which are in flight together. Neighbours in a token stand
 // beside each other, first those of K, then those of V.
 
 constexpr int kRowThreads = 256;
-constexpr int kHeadsPerThread = 4;
 
 struct RowThreads {
   int32_t k_lanes, v_lanes;  // threads of a row: one for each piece, and perhaps some without one
@@ -57,11 +56,12 @@ struct RowThreads {
   dim3 block, grid;          // (of a token, tokens), (tokens, of a token)
 };
 
-inline RowThreads arrange_threads(const PagedKv &kv, int64_t num_tokens, int32_t k_lanes, int32_t v_lanes) {
+inline RowThreads arrange_threads(const PagedKv &kv, int64_t num_tokens, int heads_per_thread, int32_t k_lanes,
+                                  int32_t v_lanes) {
   RowThreads threads;
   threads.k_lanes = k_lanes;
   threads.v_lanes = v_lanes;
-  threads.num_groups = (kv.num_kv_heads + kHeadsPerThread - 1) / kHeadsPerThread;
+  threads.num_groups = (kv.num_kv_heads + heads_per_thread - 1) / heads_per_thread;
   const auto all = static_cast<unsigned int>(threads.num_groups * (k_lanes + v_lanes));
   threads.block.x = std::min<unsigned int>(all, kRowThreads);
   threads.block.y = kRowThreads / threads.block.x;

@@ -13,18 +13,40 @@ namespace pkv {
 
 constexpr double kInversePi = 0.31830988618379067154;
 
+// Divides by a scale, rounded as division is but several times as fast: what a product with the reciprocal misses is
+// made up for. Scales for which a quotient that 8 bits hold could miss it are left to division.
+class Divider {
+ public:
+  __device__ explicit Divider(float scale)
+      : scale_(scale), reciprocal_(1.0f / scale), is_exact_(scale >= 0x1p-60f && scale <= 0x1p60f) {}
+
+  __device__ float divide(float value) const {
+    if (!is_exact_) return value / scale_;
+    const float quotient = value * reciprocal_;
+    if (!(fabsf(quotient) < 0x1p100f)) return quotient;  // far beyond what 8 bits hold
+    return fmaf(fmaf(-quotient, scale_, value), reciprocal_, quotient);
+  }
+
+ private:
+  float scale_, reciprocal_;
+  bool is_exact_;
+};
+
 template <class Source, class Stored>
 __device__ inline void store_piece(const Piece<Source> &given, Stored *target, float scale) {
   Piece<Stored> stored;
+  if constexpr (std::is_same_v<Source, Stored>) {
+    stored = given;
+  } else if constexpr (sizeof(Stored) == 1) {
+    const Divider divider(scale);
 #pragma unroll
-  for (int i = 0; i < kPieceElements; ++i) {
-    if constexpr (std::is_same_v<Source, Stored>) {
-      stored.elements[i] = given.elements[i];
-    } else if constexpr (sizeof(Stored) == 1) {
-      stored.elements[i] = from_float<Stored>(to_float(given.elements[i]) / scale);
-    } else {
-      stored.elements[i] = from_float<Stored>(to_float(given.elements[i]));
+    for (int i = 0; i < kPieceElements; i += 2) {
+      store_codes(divider.divide(to_float(given.elements[i])), divider.divide(to_float(given.elements[i + 1])),
+                  &stored.elements[i]);
     }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kPieceElements; ++i) stored.elements[i] = from_float<Stored>(to_float(given.elements[i]));
   }
   *reinterpret_cast<Piece<Stored> *>(target) = stored;
 }
@@ -56,59 +78,65 @@ __device__ inline void store_scaled_row(const Piece<Source> &given, Stored *targ
   if ((lane & (num_lanes - 1)) == 0) *row_scale = scale;
 }
 
-// The rotation of the eight elements from `first` on of K rows, by the angles of a position.
-class PieceRotation {
- public:
-  // Angles are found in double: at a million tokens float32 has lost them.
-  __device__ PieceRotation(const RopeParams &rope, int64_t position, int32_t first) : rope_(rope), first_(first) {
-    const int32_t num_pairs = rope.rotary_dim / 2;
-    const double step = rope.cos_sin != nullptr ? 0.0 : log2(rope.base) * -2.0 / rope.rotary_dim;
-    const float *row = rope.cos_sin + (rope.cos_sin != nullptr ? position * rope.cos_sin_stride : 0);
+// The elements of a K row that the eight from `first` on, `own`, are rotated with.
+template <class T>
+__device__ Piece<T> load_partners(const RopeParams &rope, const T *row, const Piece<T> &own, int32_t first,
+                                  bool is_aligned) {
+  Piece<T> partners;
+  const int32_t num_pairs = rope.rotary_dim / 2;
+  if (rope.is_interleaved) {
+#pragma unroll
+    for (int i = 0; i < kPieceElements; ++i) partners.elements[i] = own.elements[i ^ 1];
+  } else if (num_pairs % kPieceElements == 0) {  // they are a piece too
+    if (first < rope.rotary_dim) {
+      partners = load_piece(row + (first < num_pairs ? first + num_pairs : first - num_pairs), is_aligned);
+    }
+  } else {
 #pragma unroll
     for (int i = 0; i < kPieceElements; ++i) {
       const int32_t dim = first + i;
-      if (dim >= rope.rotary_dim) continue;
-      const bool is_second = rope.is_interleaved ? dim % 2 == 1 : dim >= num_pairs;
-      const int32_t pair = rope.is_interleaved ? dim / 2 : is_second ? dim - num_pairs : dim;
-      if (i % 2 == 1 && rope.is_interleaved) {
-        cosines_[i] = cosines_[i - 1];
-        sines_[i] = -sines_[i - 1];
-        continue;
-      }
-      if (rope.cos_sin != nullptr) {
-        cosines_[i] = row[pair];
-        sines_[i] = row[num_pairs + pair];
-      } else {
-        // In half turns, which need no reduction by a long pi.
-        double sine, cosine;
-        sincospi(static_cast<double>(position) * (exp2(pair * step) * kInversePi), &sine, &cosine);
-        cosines_[i] = static_cast<float>(cosine);
-        sines_[i] = static_cast<float>(sine);
-      }
-      if (!is_second) sines_[i] = -sines_[i];
+      if (dim < rope.rotary_dim) partners.elements[i] = row[dim < num_pairs ? dim + num_pairs : dim - num_pairs];
     }
   }
+  return partners;
+}
 
-  // The elements of `row` that the eight ones, `own`, are turned with.
-  template <class T>
-  __device__ Piece<T> load_partners(const T *row, const Piece<T> &own, bool is_aligned) const {
-    Piece<T> partners;
-    const int32_t num_pairs = rope_.rotary_dim / 2;
-    if (rope_.is_interleaved) {
+// The rotation of the eight elements from `first` on of K rows, by the angles of a position.
+class PieceRotation {
+ public:
+  __device__ PieceRotation(const RopeParams &rope, int64_t position, int32_t first)
+      : rotary_dim_(rope.rotary_dim), first_(first) {
+    const int32_t num_pairs = rope.rotary_dim / 2;
+    const float *row = rope.cos_sin == nullptr ? nullptr : rope.cos_sin + position * rope.cos_sin_stride;
+    // Whole pieces of a table are loaded at once.
+    if (row != nullptr && !rope.is_interleaved && num_pairs % kPieceElements == 0 && first < rotary_dim_ &&
+        reinterpret_cast<uintptr_t>(row) % 16 == 0) {
+      const int32_t pair = first < num_pairs ? first : first - num_pairs;
+      cosines_ = load_piece(row + pair, true);
+      sines_ = load_piece(row + num_pairs + pair, true);
+      if (first < num_pairs) {
 #pragma unroll
-      for (int i = 0; i < kPieceElements; ++i) partners.elements[i] = own.elements[i ^ 1];
-    } else if (num_pairs % kPieceElements == 0) {  // they are a piece too
-      if (first_ < rope_.rotary_dim) {
-        partners = load_piece(row + (first_ < num_pairs ? first_ + num_pairs : first_ - num_pairs), is_aligned);
+        for (int i = 0; i < kPieceElements; ++i) sines_.elements[i] = -sines_.elements[i];
       }
-    } else {
-#pragma unroll
-      for (int i = 0; i < kPieceElements; ++i) {
-        const int32_t dim = first_ + i;
-        if (dim < rope_.rotary_dim) partners.elements[i] = row[dim < num_pairs ? dim + num_pairs : dim - num_pairs];
-      }
+      return;
     }
-    return partners;
+    const double step = row != nullptr ? 0.0 : log2(rope.base) * -2.0 / rope.rotary_dim;
+#pragma unroll
+    for (int i = 0; i < kPieceElements; ++i) {
+      const int32_t dim = first + i;
+      if (dim >= rotary_dim_) continue;
+      if (i % 2 == 1 && rope.is_interleaved) {
+        cosines_.elements[i] = cosines_.elements[i - 1];
+        sines_.elements[i] = -sines_.elements[i - 1];
+        continue;
+      }
+      const bool is_second = !rope.is_interleaved && dim >= num_pairs;
+      const int32_t pair = rope.is_interleaved ? dim / 2 : is_second ? dim - num_pairs : dim;
+      const float2 angle = row != nullptr ? make_float2(row[pair], row[num_pairs + pair])
+                                          : find_angle(position, exp2(pair * step));
+      cosines_.elements[i] = angle.x;
+      sines_.elements[i] = is_second ? angle.y : -angle.y;
+    }
   }
 
   // scale: of both.
@@ -119,17 +147,24 @@ class PieceRotation {
     for (int i = 0; i < kPieceElements; ++i) {
       const float value = to_float(own.elements[i]) * scale;
       rotated.elements[i] = value;
-      if (first_ + i < rope_.rotary_dim) {
-        rotated.elements[i] = fmaf(value, cosines_[i], to_float(partners.elements[i]) * scale * sines_[i]);
+      if (first_ + i < rotary_dim_) {
+        rotated.elements[i] =
+            fmaf(value, cosines_.elements[i], to_float(partners.elements[i]) * scale * sines_.elements[i]);
       }
     }
     return rotated;
   }
 
  private:
-  const RopeParams &rope_;
-  const int32_t first_;
-  float cosines_[kPieceElements], sines_[kPieceElements];  // sines are negative for the first one of a pair
+  // Cosine and sine. Angles are found in double: at a million tokens float32 has lost them.
+  __device__ static float2 find_angle(int64_t position, double frequency) {
+    double sine, cosine;
+    sincospi(static_cast<double>(position) * (frequency * kInversePi), &sine, &cosine);  // in half turns
+    return {static_cast<float>(cosine), static_cast<float>(sine)};
+  }
+
+  const int32_t rotary_dim_, first_;
+  Piece<float> cosines_, sines_;  // sines are negative for the first one of a pair
 };
 
 }  // namespace pkv
