@@ -3,6 +3,7 @@ full, cut and empty."""
 import numpy as np
 import pytest
 
+from . import dtypes
 from .design import choose_options
 from .trial import Trial
 
@@ -45,6 +46,24 @@ def test_long_runs(device, head_dim, dtype, block_size, order, group, steps, nam
     for counts in steps:
         work = [(tracked, trial.random_tokens(count)) for tracked, count in zip(sequences, counts)]
         trial.step(batch, work, num_heads=2 * group, q_dtype=dtype, pad_sequences=len(counts) + 2,
+                   pad_tokens=sum(counts) + 3, **choose_options(trial.rng, names, 2 * group))
+
+
+@pytest.mark.parametrize("names", [(), ("window",), ("softcap", "sinks"), ("scale", "causal", "window")],
+                         ids=lambda names: "-".join(names) or "none")
+@pytest.mark.parametrize("head_dim, block_size, order, group, q_dtype", [
+    (128, 16, "token_head", 4, "bfloat16"), (128, 48, "head_token", 1, "float16"), (128, 8, "token_head", 7, "bfloat16"),
+    (64, 128, "head_token", 8, "float16"), (64, 32, "token_head", 2, "bfloat16")])
+@pytest.mark.parametrize("dtype", dtypes.QUANTISED)
+def test_long_runs_over_8_bits(device, dtype, head_dim, block_size, order, group, q_dtype, names):
+    trial = Trial(device, block_size + group, num_blocks=2560 // block_size + 16, num_kv_heads=2, head_dim=head_dim,
+                  dtype=dtype, block_size=block_size, order=order)
+    batch = trial.make_batch()
+    steps = [[300, 1, 0, 129], [64, 200, 3, 33]]
+    sequences = [trial.open()[0] for _ in steps[0]]
+    for counts in steps:
+        work = [(tracked, trial.random_tokens(count)) for tracked, count in zip(sequences, counts)]
+        trial.step(batch, work, num_heads=2 * group, q_dtype=q_dtype, pad_sequences=len(counts) + 2,
                    pad_tokens=sum(counts) + 3, **choose_options(trial.rng, names, 2 * group))
 
 

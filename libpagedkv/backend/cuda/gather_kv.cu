@@ -26,18 +26,14 @@ __global__ void __launch_bounds__(kRowThreads)
       reinterpret_cast<const Stored *>(row_address(p.kv, slot, is_value, sizeof(Stored))) + place.first;
   Given *target = place.first + (is_value ? static_cast<Given *>(p.v) + place.token * p.v_token_stride
                                           : static_cast<Given *>(p.k) + place.token * p.k_token_stride);
-  const auto head_of = [&](int i) { return place.head + i * threads.num_groups; };
+  const int32_t count = count_heads<kHeadsPerThread>(threads, place, p.kv.num_kv_heads);
   Piece<Stored> stored[kHeadsPerThread];
+  load_pieces(source + place.head * source_stride, threads.num_groups * source_stride, slot.block >= 0 ? count : 0,
+              true, stored);
 #pragma unroll
   for (int i = 0; i < kHeadsPerThread; ++i) {
-    if (slot.block >= 0 && head_of(i) < p.kv.num_kv_heads) {
-      stored[i] = *reinterpret_cast<const Piece<Stored> *>(source + head_of(i) * source_stride);
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < kHeadsPerThread; ++i) {
-    const int32_t head = head_of(i);
-    if (head >= p.kv.num_kv_heads) return;
+    if (i >= count) return;
+    const int32_t head = place.head + i * threads.num_groups;
     Piece<Given> given = {};
     if (slot.block >= 0) {
       if constexpr (std::is_same_v<Stored, Given>) {

@@ -36,8 +36,8 @@ __global__ void __launch_bounds__(kThreads)
   T *out = static_cast<T *>(p.out) + token * p.out_strides[0] + head * p.out_strides[1];
   Piece<T> from_a, from_b;  // the first ones are on their way while the shares are found
   if (is_in_pieces && lane * kPieceElements < p.head_dim) {
-    from_a = load_piece(a + lane * kPieceElements, true);
-    from_b = load_piece(b + lane * kPieceElements, true);
+    from_a.load(a + lane * kPieceElements);
+    from_b.load(b + lane * kPieceElements);
   }
   const float lse_a = p.lse_a[token * p.lse_a_strides[0] + head * p.lse_a_strides[1]];
   const float lse_b = p.lse_b[token * p.lse_b_strides[0] + head * p.lse_b_strides[1]];
@@ -54,10 +54,10 @@ __global__ void __launch_bounds__(kThreads)
       for (int i = 0; i < kPieceElements; ++i) {
         merged.elements[i] = shares.merge(from_a.elements[i], from_b.elements[i]);
       }
-      give_piece(merged, out + dim, true);
+      merged.store(out + dim);
       if (dim + step < p.head_dim) {
-        from_a = load_piece(a + dim + step, true);
-        from_b = load_piece(b + dim + step, true);
+        from_a.load(a + dim + step);
+        from_b.load(b + dim + step);
       }
     }
   } else {

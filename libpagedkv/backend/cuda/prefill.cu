@@ -1,9 +1,8 @@
 // The prefill kernel of Hopper: which attends it takes, and its launch.
 #include <algorithm>
 
-#include "backend/cuda/cuda_status.h"
-#include "backend/cuda/driver_function.h"
-#include "backend/cuda/prefill_kernel.cuh"
+#include "backend/cuda/prefill_launch.cuh"
+#include "base/dtype.h"
 
 namespace pkv {
 namespace {
@@ -17,153 +16,57 @@ constexpr int64_t kShortLen = 1024;  // of any tile of this length
 // Sequences of fewer tokens than this part of a tile leave most of it empty.
 constexpr int64_t kLeastShare = 8;
 
-using EncodeTensorMap = CUresult(CUDAAPI *)(CUtensorMap *map, CUtensorMapDataType dtype, cuuint32_t rank, void *base,
-                                            const cuuint64_t *dims, const cuuint64_t *strides, const cuuint32_t *box,
-                                            const cuuint32_t *element_strides, CUtensorMapInterleave interleave,
-                                            CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
-                                            CUtensorMapFloatOOBfill fill);
-
-// Null if the driver lacks it.
-EncodeTensorMap find_encode() {
-  EncodeTensorMap encode = nullptr;
-  return find_driver_function("cuTensorMapEncodeTiled", 12000, &encode) ? encode : nullptr;
-}
-
-EncodeTensorMap encode_tensor_map() {
-  static const EncodeTensorMap encode = find_encode();
-  return encode;
-}
-
-// A tensor of 16-bit numbers whose rows come to shared memory 64 dims at a time, swizzled. strides: bytes, from dim 1
-// on.
-template <int kRank>
-Status make_map(pkv_dtype dtype, const void *base, const cuuint64_t (&dims)[kRank],
-                const cuuint64_t (&strides)[kRank - 1], const cuuint32_t (&box)[kRank], CUtensorMap *out) {
-  const cuuint32_t ones[] = {1, 1, 1, 1};
-  static_assert(kRank <= 4, "strides of elements");
-  const CUresult error = encode_tensor_map()(
-      out, dtype == PKV_FLOAT16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, kRank,
-      const_cast<void *>(base), dims, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  return error == CUDA_SUCCESS ? PKV_OK : fail_driver("cuTensorMapEncodeTiled", error);
-}
-
-// Queries [token, head, dim]: a box is the heads of a group for the tokens of a tile.
-Status make_query_map(const AttendParams &params, const PrefillPlan &plan, CUtensorMap *out) {
-  const cuuint64_t dims[] = {static_cast<cuuint64_t>(params.kv.head_dim), static_cast<cuuint64_t>(params.num_heads),
-                             static_cast<cuuint64_t>(params.tables.num_tokens)};
-  const cuuint64_t strides[] = {static_cast<cuuint64_t>(params.q_head_stride) * 2,
-                                static_cast<cuuint64_t>(params.q_token_stride) * 2};
-  const cuuint32_t box[] = {64, static_cast<cuuint32_t>(params.num_heads / params.kv.num_kv_heads),
-                            static_cast<cuuint32_t>(plan.tile_tokens)};
-  return make_map(params.dtype, params.q, dims, strides, box, out);
-}
-
-// K or V [block, head, token, dim], without an end of the blocks: a captured launch may meet a cache that has grown.
-// Block -1 lies outside and is read as zeros.
-Status make_cache_map(const AttendParams &params, const PrefillPlan &plan, bool is_value, CUtensorMap *out) {
-  const PagedKv &kv = params.kv;
-  const cuuint64_t dims[] = {static_cast<cuuint64_t>(is_value ? kv.v_head_dim : kv.head_dim),
-                             static_cast<cuuint64_t>(kv.block_size), static_cast<cuuint64_t>(kv.num_kv_heads),
-                             INT32_MAX};
-  const cuuint64_t strides[] = {static_cast<cuuint64_t>(is_value ? kv.v_token_stride : kv.k_token_stride) * 2,
-                                static_cast<cuuint64_t>(is_value ? kv.v_head_stride : kv.k_head_stride) * 2,
-                                kv.block_bytes};
-  const cuuint32_t box[] = {64, static_cast<cuuint32_t>(plan.box_rows), 1, 1};
-  return make_map(params.dtype, static_cast<const char *>(kv.base) + (is_value ? kv.v_offset : kv.k_offset), dims,
-                  strides, box, out);
-}
-
-template <class T, int kKeyDim, int kValueDim>
-Status launch_traits(const AttendParams &params, const AttendDevice &device, const PrefillPlan &plan,
-                     cudaStream_t stream) {
-  using Traits = PrefillTraits<T, kKeyDim, kValueDim>;
-  const auto kernel = &prefill_rows<Traits>;
-  CUtensorMap query_map, key_map, value_map;
-  PKV_TRY(make_query_map(params, plan, &query_map));
-  PKV_TRY(make_cache_map(params, plan, false, &key_map));
-  PKV_TRY(make_cache_map(params, plan, true, &value_map));
-  PKV_TRY_CUDA(cudaFuncSetAttribute(reinterpret_cast<const void *>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    Traits::kSharedBytes));
-  PrefillLaunch launch = {};
-  launch.plan = plan;
-  launch.group = params.num_heads / params.kv.num_kv_heads;
-  while (1 << launch.box_shift < plan.box_rows) ++launch.box_shift;
-  AttendPlan parts = {};
-  parts.num_splits = plan.num_splits;
-  launch.parts = make_launch(params, parts);
-  launch.next_tile = static_cast<uint32_t *>(params.workspace) + kMaxTickets;
-  const int64_t num_works = static_cast<int64_t>(plan.num_tiles) * params.kv.num_kv_heads * plan.num_splits;
-  const dim3 grid(static_cast<unsigned int>(std::min<int64_t>(num_works, device.num_processors)));
-  void *arguments[] = {const_cast<AttendParams *>(&params), &launch, &query_map, &key_map, &value_map};
-  PKV_TRY_CUDA(cudaLaunchKernel(reinterpret_cast<const void *>(kernel), grid, dim3(kPrefillThreads), arguments,
-                                Traits::kSharedBytes, stream));
-  return PKV_OK;
-}
-
-template <class T>
+template <pkv_dtype kDtype>
 Status launch_head_dim(const AttendParams &params, const AttendDevice &device, const PrefillPlan &plan,
                        cudaStream_t stream) {
   switch (params.kv.head_dim) {
-    case 64: return launch_traits<T, 64, 64>(params, device, plan, stream);
-    case 128: return launch_traits<T, 128, 128>(params, device, plan, stream);
-    case 256: return launch_traits<T, 256, 256>(params, device, plan, stream);
+    case 64: return launch_traits<PrefillTraits<kDtype, kDtype, 64, 64>>(params, device, plan, stream);
+    case 128: return launch_traits<PrefillTraits<kDtype, kDtype, 128, 128>>(params, device, plan, stream);
+    case 256: return launch_traits<PrefillTraits<kDtype, kDtype, 256, 256>>(params, device, plan, stream);
     default:
-      return params.kv.v_head_dim == 128 ? launch_traits<T, 192, 128>(params, device, plan, stream)
-                                         : launch_traits<T, 192, 192>(params, device, plan, stream);
+      if (params.kv.v_head_dim == 128) {
+        return launch_traits<PrefillTraits<kDtype, kDtype, 192, 128>>(params, device, plan, stream);
+      }
+      return launch_traits<PrefillTraits<kDtype, kDtype, 192, 192>>(params, device, plan, stream);
   }
 }
 
-// Whether a copy of boxes can walk a dimension with this stride.
-bool is_stride(uint64_t bytes) { return bytes > 0 && bytes % 16 == 0 && bytes < uint64_t{1} << 40; }
-
-bool has_head_dims(int32_t head_dim, int32_t v_head_dim) {
-  if (head_dim == 192 && v_head_dim == 128) return true;
-  return head_dim == v_head_dim && (head_dim == 64 || head_dim == 128 || head_dim == 192 || head_dim == 256);
+// Dtypes and head dims of which there is an instance. K and V of 8 bits have static scales: those of a row would have
+// to be multiplied into every score.
+bool has_instance(const AttendParams &params) {
+  const PagedKv &kv = params.kv;
+  const bool is_same_dim = kv.head_dim == kv.v_head_dim;
+  if (params.dtype != PKV_FLOAT16 && params.dtype != PKV_BFLOAT16) return false;
+  if (is_same_dim && (kv.head_dim == 64 || kv.head_dim == 128)) {
+    return kv.dtype == params.dtype || (dtype_bytes(kv.dtype) == 1 && kv.kv_scales == PKV_SCALES_STATIC);
+  }
+  return kv.dtype == params.dtype &&
+         (is_same_dim ? kv.head_dim == 192 || kv.head_dim == 256 : kv.head_dim == 192 && kv.v_head_dim == 128);
 }
 
 // What the kernel computes.
 bool is_in_scope(const AttendParams &params) {
-  const PagedKv &kv = params.kv;
-  return (params.dtype == PKV_FLOAT16 || params.dtype == PKV_BFLOAT16) && kv.dtype == params.dtype &&
-         has_head_dims(kv.head_dim, kv.v_head_dim) && params.num_heads / kv.num_kv_heads <= kPrefillRows &&
-         kv.block_size % 8 == 0 && params.scale > 0.0f && params.alibi_slopes == nullptr &&
+  return has_instance(params) && params.num_heads / params.kv.num_kv_heads <= kPrefillRows &&
+         params.kv.block_size % 8 == 0 && params.scale > 0.0f && params.alibi_slopes == nullptr &&
          params.tree_mask == nullptr && !params.is_invariant;
-}
-
-// What copies of boxes and 16-byte stores ask of addresses.
-bool has_addresses(const AttendParams &params) {
-  const PagedKv &kv = params.kv;
-  const auto is_multiple = [](const void *address) { return reinterpret_cast<uintptr_t>(address) % 16 == 0; };
-  if (!is_multiple(params.q) || !is_multiple(params.out) || params.out_token_stride % 8 != 0 ||
-      params.out_head_stride % 8 != 0 || !is_stride(kv.block_bytes)) {
-    return false;
-  }
-  for (const uint64_t offset : {kv.k_offset, kv.v_offset}) {
-    if (!is_multiple(static_cast<const char *>(kv.base) + offset)) return false;
-  }
-  for (const int64_t stride : {kv.k_token_stride, kv.k_head_stride, kv.v_token_stride, kv.v_head_stride,
-                               params.q_token_stride, params.q_head_stride}) {
-    if (!is_stride(static_cast<uint64_t>(stride) * 2)) return false;
-  }
-  return true;
 }
 
 }  // namespace
 
 bool has_prefill() {
 #ifdef PKV_HAVE_SM90A
-  return encode_tensor_map() != nullptr;
+  return can_make_maps();
 #else
   return false;
 #endif
 }
 
 bool plan_prefill(const AttendParams &params, const AttendDevice &device, PrefillPlan *out) {
-  if (!device.has_prefill || !is_in_scope(params) || !has_addresses(params)) return false;
+  if (!device.has_prefill || !is_in_scope(params) || !can_map(params)) return false;
   const StepTables &tables = params.tables;
   const int64_t group = params.num_heads / params.kv.num_kv_heads;
-  const int32_t tile_keys = prefill_tile_keys(params.kv.head_dim);
+  const bool is_widened = params.kv.dtype != params.dtype;
+  const int32_t tile_keys = prefill_tile_keys(params.kv.head_dim, is_widened);
   const int64_t tile_tokens = kPrefillRows / group;
   const int64_t num_tiles = tables.num_tokens / tile_tokens + tables.num_sequences;
   const int64_t num_works = num_tiles * params.kv.num_kv_heads;
@@ -187,15 +90,16 @@ bool plan_prefill(const AttendParams &params, const AttendDevice &device, Prefil
   out->num_splits = static_cast<int32_t>(num_splits);
   out->num_tiles = static_cast<int32_t>(num_tiles);
   out->tile_tokens = static_cast<int32_t>(tile_tokens);
-  const int32_t both = params.kv.block_size | tile_keys;
+  const int32_t both = params.kv.block_size | (is_widened ? kPrefillStagedKeys : tile_keys);
   out->box_rows = both & -both;  // the largest power of two that divides either
   return true;
 }
 
 Status launch_prefill(const AttendParams &params, const AttendDevice &device, const PrefillPlan &plan,
                       cudaStream_t stream) {
-  return params.dtype == PKV_FLOAT16 ? launch_head_dim<__half>(params, device, plan, stream)
-                                     : launch_head_dim<__nv_bfloat16>(params, device, plan, stream);
+  if (params.kv.dtype != params.dtype) return launch_prefill_widened(params, device, plan, stream);
+  return params.dtype == PKV_FLOAT16 ? launch_head_dim<PKV_FLOAT16>(params, device, plan, stream)
+                                     : launch_head_dim<PKV_BFLOAT16>(params, device, plan, stream);
 }
 
 }  // namespace pkv

@@ -107,9 +107,13 @@ class KeyProducer {
         const int32_t key = first_key + lane_key_;
         // The last box of a sequence is moved down, so that slots beyond the sequence stay out of it.
         const int32_t offset = entry < 0 ? 0 : key % p_.kv.block_size - max(key + launch_.plan.box_rows - seq_len, 0);
-        load(map, {entry, offset, kv_head});
-        ring_.advance(is_first_key ? 1 : 2);
-        is_first_key = false;
+        if constexpr (Traits::kIsWidened) {
+          stage(map, {entry, offset, kv_head});
+        } else {
+          load(map, {entry, offset, kv_head});
+          ring_.advance(is_first_key ? 1 : 2);
+          is_first_key = false;
+        }
         entry = next_entry;
       }
     }
@@ -147,6 +151,28 @@ class KeyProducer {
     __syncwarp();
   }
 
+  // Brings K or V of 8 bits as they are, half a tile at a time.
+  __device__ void stage(const CUtensorMap &map, const Place &place) {
+    PrefillStaging &staging = shared_->staging[kIsKey ? 0 : 1];
+    const uint32_t mask = __ballot_sync(0xffffffffu, place.block >= 0);
+    char *stages = find_stages<Traits, kIsKey>(buffers_);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      wait_barrier(&staging.empty[half], stage_phase_ ^ 1);
+      if (lane_ == 0) {
+        if (half == 0) staging.box_mask = mask;
+        arrive_with_bytes(&staging.full[half], kPrefillStagedKeys * kDim);
+      }
+      __syncwarp();
+      if (lane_key_ / kPrefillStagedKeys == half) {
+        copy_box(stages + half * Traits::kStagedBytes + lane_key_ % kPrefillStagedKeys * kDim, &map,
+                 &staging.full[half], 0, place.offset, place.kv_head, place.block < 0 ? -1 : place.block);
+      }
+      __syncwarp();
+    }
+    stage_phase_ ^= 1;
+  }
+
   const AttendParams &p_;
   const PrefillLaunch &launch_;
   PrefillShared<Traits> *const shared_;
@@ -154,6 +180,7 @@ class KeyProducer {
   const int lane_;
   const int32_t lane_key_;  // first of the lane's box in the tile
   RingCursor<Traits::kStages> ring_;
+  uint32_t stage_phase_ = 0;
 };
 
 }  // namespace pkv

@@ -24,7 +24,8 @@ class Divider {
     if (!is_exact_) return value / scale_;
     const float quotient = value * reciprocal_;
     if (!(fabsf(quotient) < 0x1p100f)) return quotient;  // far beyond what 8 bits hold
-    return fmaf(fmaf(-quotient, scale_, value), reciprocal_, quotient);
+    const float missed = fmaf(-quotient, scale_, value);
+    return missed == 0.0f ? quotient : fmaf(missed, reciprocal_, quotient);  // as it is: it may be -0
   }
 
  private:
@@ -48,7 +49,7 @@ __device__ inline void store_piece(const Piece<Source> &given, Stored *target, f
 #pragma unroll
     for (int i = 0; i < kPieceElements; ++i) stored.elements[i] = from_float<Stored>(to_float(given.elements[i]));
   }
-  *reinterpret_cast<Piece<Stored> *>(target) = stored;
+  stored.store(target);
 }
 
 // A row that neighbouring lanes of a warp have, with a scale of its own: finds it, stores both. num_lanes: a power of
@@ -78,27 +79,33 @@ __device__ inline void store_scaled_row(const Piece<Source> &given, Stored *targ
   if ((lane & (num_lanes - 1)) == 0) *row_scale = scale;
 }
 
-// The elements of a K row that the eight from `first` on, `own`, are rotated with.
-template <class T>
-__device__ Piece<T> load_partners(const RopeParams &rope, const T *row, const Piece<T> &own, int32_t first,
-                                  bool is_aligned) {
-  Piece<T> partners;
+// The elements of K rows that the eight from `first` on, `own`, are rotated with: of the first `count` of the rows at
+// `rows`, `stride` elements apart.
+template <class T, int kCount>
+__device__ inline void load_partners(const RopeParams &rope, const T *rows, int64_t stride, int32_t count,
+                                     int32_t first, bool is_aligned, const Piece<T> (&own)[kCount],
+                                     Piece<T> (&partners)[kCount]) {
   const int32_t num_pairs = rope.rotary_dim / 2;
   if (rope.is_interleaved) {
 #pragma unroll
-    for (int i = 0; i < kPieceElements; ++i) partners.elements[i] = own.elements[i ^ 1];
-  } else if (num_pairs % kPieceElements == 0) {  // they are a piece too
-    if (first < rope.rotary_dim) {
-      partners = load_piece(row + (first < num_pairs ? first + num_pairs : first - num_pairs), is_aligned);
+    for (int i = 0; i < kCount; ++i) {
+#pragma unroll
+      for (int j = 0; j < kPieceElements; ++j) partners[i].elements[j] = own[i].elements[j ^ 1];
     }
+  } else if (num_pairs % kPieceElements == 0) {  // they are pieces too
+    const int32_t partner = first < num_pairs ? first + num_pairs : first - num_pairs;
+    load_pieces(rows + partner, stride, first < rope.rotary_dim ? count : 0, is_aligned, partners);
   } else {
 #pragma unroll
-    for (int i = 0; i < kPieceElements; ++i) {
-      const int32_t dim = first + i;
-      if (dim < rope.rotary_dim) partners.elements[i] = row[dim < num_pairs ? dim + num_pairs : dim - num_pairs];
+    for (int i = 0; i < kCount; ++i) {
+#pragma unroll
+      for (int j = 0; j < kPieceElements; ++j) {
+        const int32_t dim = first + j;
+        if (i >= count || dim >= rope.rotary_dim) continue;
+        partners[i].elements[j] = rows[i * stride + (dim < num_pairs ? dim + num_pairs : dim - num_pairs)];
+      }
     }
   }
-  return partners;
 }
 
 // The rotation of the eight elements from `first` on of K rows, by the angles of a position.
@@ -112,8 +119,8 @@ class PieceRotation {
     if (row != nullptr && !rope.is_interleaved && num_pairs % kPieceElements == 0 && first < rotary_dim_ &&
         reinterpret_cast<uintptr_t>(row) % 16 == 0) {
       const int32_t pair = first < num_pairs ? first : first - num_pairs;
-      cosines_ = load_piece(row + pair, true);
-      sines_ = load_piece(row + num_pairs + pair, true);
+      cosines_.load(row + pair);
+      sines_.load(row + num_pairs + pair);
       if (first < num_pairs) {
 #pragma unroll
         for (int i = 0; i < kPieceElements; ++i) sines_.elements[i] = -sines_.elements[i];

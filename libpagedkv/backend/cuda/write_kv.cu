@@ -44,52 +44,41 @@ __global__ void __launch_bounds__(kRowThreads, kIsRotated && sizeof(Source) == 2
   const int64_t target_stride = is_value ? p.kv.v_head_stride : p.kv.k_head_stride;
   const Source *source = is_value ? static_cast<const Source *>(p.v) + place.token * p.v_token_stride
                                   : static_cast<const Source *>(p.k) + place.token * p.k_token_stride;
+  source += place.head * source_stride;
+  const int64_t source_step = threads.num_groups * source_stride;
   const bool is_active = place.first < (is_value ? p.kv.v_head_dim : p.kv.head_dim);
-  const auto head_of = [&](int i) { return place.head + i * threads.num_groups; };
+  const int32_t count = count_heads<kHeadsPerThread>(threads, place, p.kv.num_kv_heads);
+  const int32_t num_pieces = is_active ? count : 0;
   Piece<Source> given[kHeadsPerThread];
-#pragma unroll
-  for (int i = 0; i < kHeadsPerThread; ++i) {
-    if (is_active && head_of(i) < p.kv.num_kv_heads) {
-      given[i] = load_piece(source + head_of(i) * source_stride + place.first, is_aligned);
-    }
-  }
-  const auto target_of = [&](const Slot &slot) {
-    return reinterpret_cast<Stored *>(row_address(p.kv, slot, is_value, sizeof(Stored))) + place.first;
+  load_pieces(source + place.first, source_step, num_pieces, is_aligned, given);
+  const auto store = [&](const Slot &slot, int i, const auto &piece) {
+    const int32_t head = place.head + i * threads.num_groups;
+    auto *row = reinterpret_cast<Stored *>(row_address(p.kv, slot, is_value, sizeof(Stored))) + head * target_stride;
+    store_row_piece(p, slot, place, head, is_value ? threads.v_lanes : threads.k_lanes, piece, row + place.first,
+                    is_active);
   };
-  const int32_t num_lanes = is_value ? threads.v_lanes : threads.k_lanes;
   if constexpr (kIsRotated) {
     if (!is_value) {
       const int64_t position = p.positions[place.token];
       Piece<Source> partners[kHeadsPerThread];
-#pragma unroll
-      for (int i = 0; i < kHeadsPerThread; ++i) {
-        if (is_active && head_of(i) < p.kv.num_kv_heads) {
-          partners[i] = load_partners(p.rope, source + head_of(i) * source_stride, given[i], place.first, is_aligned);
-        }
-      }
+      load_partners(p.rope, source, source_step, num_pieces, place.first, is_aligned, given, partners);
       const PieceRotation rotation(p.rope, entry < 0 ? 0 : position, place.first);
       const Slot slot = written_slot(p, place.token, entry);
       if (slot.block < 0) return;
-      Stored *target = target_of(slot);
 #pragma unroll
       for (int i = 0; i < kHeadsPerThread; ++i) {
-        const int32_t head = head_of(i);
-        if (head >= p.kv.num_kv_heads) return;
-        Piece<float> rotated;
-        if (is_active) rotated = rotation.rotate(given[i], partners[i], 1.0f);
-        store_row_piece(p, slot, place, head, num_lanes, rotated, target + head * target_stride, is_active);
+        if (i >= count) return;
+        store(slot, i, rotation.rotate(given[i], partners[i], 1.0f));
       }
       return;
     }
   }
   const Slot slot = written_slot(p, place.token, entry);
   if (slot.block < 0) return;
-  Stored *target = target_of(slot);
 #pragma unroll
   for (int i = 0; i < kHeadsPerThread; ++i) {
-    const int32_t head = head_of(i);
-    if (head >= p.kv.num_kv_heads) return;
-    store_row_piece(p, slot, place, head, num_lanes, given[i], target + head * target_stride, is_active);
+    if (i >= count) return;
+    store(slot, i, given[i]);
   }
 }
 
