@@ -150,10 +150,23 @@ __device__ inline uint2 widen_e5m2(uint32_t codes) {
   }
 }
 
+// As bytes of numbers whose last place is worth 1, less what they are too large by: conversions of integers are slow.
 template <class T>
 __device__ inline uint2 widen_int8(uint32_t codes) {
-  const char4 c = *reinterpret_cast<const char4 *>(&codes);
-  return {pack_pair<T>(c.x, c.y), pack_pair<T>(c.z, c.w)};
+  const uint32_t shifted = codes ^ 0x80808080u;  // 128 more than the codes, without sign
+  if constexpr (std::is_same_v<T, __half>) {
+    const uint32_t low = __byte_perm(shifted, 0x64006400u, 0x7150), high = __byte_perm(shifted, 0x64006400u, 0x7352);
+    const __half2 base = __float2half2_rn(1024.0f + 128.0f);
+    const __half2 first = __hsub2(*reinterpret_cast<const __half2 *>(&low), base);
+    const __half2 second = __hsub2(*reinterpret_cast<const __half2 *>(&high), base);
+    return {*reinterpret_cast<const uint32_t *>(&first), *reinterpret_cast<const uint32_t *>(&second)};
+  } else {
+    constexpr float kBase = 0x1p23f + 128.0f;
+    const auto widen = [&](int selector) {
+      return __uint_as_float(__byte_perm(shifted, 0x4b000000u, selector)) - kBase;
+    };
+    return {pack_pair<T>(widen(0x7650), widen(0x7651)), pack_pair<T>(widen(0x7652), widen(0x7653))};
+  }
 }
 
 template <class T, pkv_dtype kDtype>

@@ -12,8 +12,8 @@
 //   a slot may hold is ever loaded.
 //   K and V of 8 bits come to stages beside the ring; another warpgroup widens them from there into the ring.
 //   Two warpgroups compute: they have 64 rows each and walk the keys backwards, so that masks are needed in the first
-//   steps alone. A step issues the scores of one tile of keys and the output of the one before it; softmax runs beside the
-//   latter, and beside the products of the other warpgroup, as they issue in turn. The steps of one tile of rows run on
+//   steps alone. A step issues the scores of one tile of keys and the output of the one before it; softmax runs beside
+//   the latter, and beside the products of the other warpgroup, as they issue in turn. The steps of one tile of rows run on
 //   into those of the next one.
 //   Where there are few tiles of rows their keys are cut in parts; the last one to finish merges them, in order.
 // Bound by the tensor cores; see docs/kernels.md.

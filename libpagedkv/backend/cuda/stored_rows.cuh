@@ -13,24 +13,39 @@ namespace pkv {
 
 constexpr double kInversePi = 0.31830988618379067154;
 
-// Divides by a scale, rounded as division is but several times as fast: what a product with the reciprocal misses is
-// made up for. Scales for which a quotient that 8 bits hold could miss it are left to division.
+// Divides by a scale, rounded as division is but several times as fast: a product with the reciprocal, and unless that
+// is exact what it misses. Scales with which that could go wrong in a quotient that 8 bits hold are left to division.
 class Divider {
  public:
-  __device__ explicit Divider(float scale)
-      : scale_(scale), reciprocal_(1.0f / scale), is_exact_(scale >= 0x1p-60f && scale <= 0x1p60f) {}
+  __device__ explicit Divider(float scale) : scale_(scale), reciprocal_(1.0f / scale) {
+    is_plain_ = !(scale >= 0x1p-60f && scale <= 0x1p60f);
+    is_power_ = (__float_as_uint(scale) & 0x7fffff) == 0;
+  }
 
-  __device__ float divide(float value) const {
-    if (!is_exact_) return value / scale_;
-    const float quotient = value * reciprocal_;
-    if (!(fabsf(quotient) < 0x1p100f)) return quotient;  // far beyond what 8 bits hold
-    const float missed = fmaf(-quotient, scale_, value);
-    return missed == 0.0f ? quotient : fmaf(missed, reciprocal_, quotient);  // as it is: it may be -0
+  __device__ void divide(float (&values)[kPieceElements]) const {
+    float largest = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kPieceElements; ++i) largest = fmaxf(largest, fabsf(values[i]));
+    if (is_plain_ || largest > 0x1p60f) {  // infinities too; NaN stays what it is either way
+#pragma unroll
+      for (int i = 0; i < kPieceElements; ++i) values[i] /= scale_;
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < kPieceElements; ++i) {
+      const float quotient = values[i] * reciprocal_;
+      if (is_power_) {
+        values[i] = quotient;
+      } else {  // with the sign of the value, which a zero would lose
+        const float exact = fmaf(fmaf(-quotient, scale_, values[i]), reciprocal_, quotient);
+        values[i] = copysignf(exact, values[i]);
+      }
+    }
   }
 
  private:
   float scale_, reciprocal_;
-  bool is_exact_;
+  bool is_plain_, is_power_;
 };
 
 template <class Source, class Stored>
@@ -38,16 +53,18 @@ __device__ inline void store_piece(const Piece<Source> &given, Stored *target, f
   Piece<Stored> stored;
   if constexpr (std::is_same_v<Source, Stored>) {
     stored = given;
-  } else if constexpr (sizeof(Stored) == 1) {
-    const Divider divider(scale);
-#pragma unroll
-    for (int i = 0; i < kPieceElements; i += 2) {
-      store_codes(divider.divide(to_float(given.elements[i])), divider.divide(to_float(given.elements[i + 1])),
-                  &stored.elements[i]);
-    }
   } else {
+    float values[kPieceElements];
 #pragma unroll
-    for (int i = 0; i < kPieceElements; ++i) stored.elements[i] = from_float<Stored>(to_float(given.elements[i]));
+    for (int i = 0; i < kPieceElements; ++i) values[i] = to_float(given.elements[i]);
+    if constexpr (sizeof(Stored) == 1) {
+      Divider(scale).divide(values);
+#pragma unroll
+      for (int i = 0; i < kPieceElements; i += 2) store_codes(values[i], values[i + 1], &stored.elements[i]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kPieceElements; ++i) stored.elements[i] = from_float<Stored>(values[i]);
+    }
   }
   stored.store(target);
 }
@@ -128,6 +145,9 @@ class PieceRotation {
       return;
     }
     const double step = row != nullptr ? 0.0 : log2(rope.base) * -2.0 / rope.rotary_dim;
+    const double ratio = exp2(step);
+    double frequency = 0.0;  // half turns from position to position
+    int32_t last_pair = -2;
 #pragma unroll
     for (int i = 0; i < kPieceElements; ++i) {
       const int32_t dim = first + i;
@@ -139,10 +159,17 @@ class PieceRotation {
       }
       const bool is_second = !rope.is_interleaved && dim >= num_pairs;
       const int32_t pair = rope.is_interleaved ? dim / 2 : is_second ? dim - num_pairs : dim;
-      const float2 angle = row != nullptr ? make_float2(row[pair], row[num_pairs + pair])
-                                          : find_angle(position, exp2(pair * step));
-      cosines_.elements[i] = angle.x;
-      sines_.elements[i] = is_second ? angle.y : -angle.y;
+      float cosine, sine;
+      if (row != nullptr) {
+        cosine = row[pair];
+        sine = row[num_pairs + pair];
+      } else {
+        frequency = pair == last_pair + 1 ? frequency * ratio : exp2(pair * step) * kInversePi;
+        last_pair = pair;
+        find_angle(static_cast<double>(position) * frequency, &cosine, &sine);
+      }
+      cosines_.elements[i] = cosine;
+      sines_.elements[i] = is_second ? sine : -sine;
     }
   }
 
@@ -163,11 +190,17 @@ class PieceRotation {
   }
 
  private:
-  // Cosine and sine. Angles are found in double: at a million tokens float32 has lost them.
-  __device__ static float2 find_angle(int64_t position, double frequency) {
-    double sine, cosine;
-    sincospi(static_cast<double>(position) * (frequency * kInversePi), &sine, &cosine);  // in half turns
-    return {static_cast<float>(cosine), static_cast<float>(sine)};
+  // half_turns: in double, as at a million tokens float32 has lost the angle; what is left of it beyond quarters of a
+  // turn is small enough for float32.
+  __device__ static void find_angle(double half_turns, float *cosine, float *sine) {
+    half_turns -= 2.0 * rint(half_turns * 0.5);
+    const int quarters = __double2int_rn(half_turns * 2.0);
+    float c, s;
+    sincospif(static_cast<float>(half_turns - 0.5 * quarters), &s, &c);
+    *cosine = quarters % 2 == 0 ? c : s;
+    *sine = quarters % 2 == 0 ? s : c;
+    if ((quarters & 3) == 1 || (quarters & 3) == 2) *cosine = -*cosine;
+    if ((quarters & 2) != 0) *sine = -*sine;
   }
 
   const int32_t rotary_dim_, first_;
