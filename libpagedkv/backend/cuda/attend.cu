@@ -96,9 +96,9 @@ uint64_t attend_workspace_bytes(int head_dim) {
 }
 
 Status launch_attend_step(const AttendParams &params, const AttendDevice &device, cudaStream_t stream) {
-  if (!is_in_table(params)) return launch_attend_general(params, stream);
   PrefillPlan prefill = {};
   if (plan_prefill(params, device, &prefill)) return launch_prefill(params, device, prefill, stream);
+  if (!is_in_table(params)) return launch_attend_general(params, stream);
   const AttendPlan plan = plan_attend(params, device);
   if (plan.num_tiles > INT32_MAX || params.kv.num_kv_heads > 65535) {
     return fail(PKV_UNSUPPORTED, "%" PRId64 " tiles of %d KV heads are more than a launch can hold", plan.num_tiles,
