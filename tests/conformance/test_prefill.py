@@ -53,7 +53,8 @@ def test_long_runs(device, head_dim, dtype, block_size, order, group, steps, nam
                          ids=lambda names: "-".join(names) or "none")
 @pytest.mark.parametrize("head_dim, block_size, order, group, q_dtype", [
     (128, 16, "token_head", 4, "bfloat16"), (128, 48, "head_token", 1, "float16"),
-    (128, 8, "token_head", 7, "bfloat16"), (64, 128, "head_token", 8, "float16"), (64, 32, "token_head", 2, "bfloat16")])
+    (128, 8, "token_head", 7, "bfloat16"), (64, 128, "head_token", 8, "float16"),
+    (64, 32, "token_head", 2, "bfloat16")])
 @pytest.mark.parametrize("dtype", dtypes.QUANTISED)
 def test_long_runs_over_8_bits(device, dtype, head_dim, block_size, order, group, q_dtype, names):
     trial = Trial(device, block_size + group, num_blocks=2560 // block_size + 16, num_kv_heads=2, head_dim=head_dim,
