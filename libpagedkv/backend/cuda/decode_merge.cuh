@@ -1,0 +1,198 @@
+// The end of a decode step: parts of segments become rows of output. And the kernel as a whole.
+#pragma once
+
+#include "backend/cuda/attend_decode.cuh"
+
+namespace pkv {
+
+// A segment of which the thread block has parts: those of some slots.
+struct DecodeGroup {
+  int first_slot;
+  uint32_t members;  // slots, as bits
+};
+
+// Where the thread blocks of a step stand among its units.
+struct DecodeShares {
+  int64_t num_units;
+  int32_t num_active;  // thread blocks that have any
+
+  __device__ int64_t begin(int64_t block) const { return num_units * block / num_active; }
+  __device__ int32_t owner(int64_t unit) const {
+    return static_cast<int32_t>(((unit + 1) * num_active - 1) / num_units);
+  }
+};
+
+// A warp merges the parts of a row that the thread block has, and writes it, or a part of it to the workspace.
+template <class Traits>
+__device__ void merge_slots(const AttendParams &p, const DecodeSlot &slot, uint32_t members, int32_t row, bool is_whole,
+                            const float *states, float *part) {
+  const int lane = threadIdx.x % 32;
+  const bool is_member = (members >> lane & 1) != 0;
+  const float *own = states + lane * Traits::kStateFloats + Traits::kRows * Traits::kDim + row;
+  const float own_largest = is_member ? own[0] : kLowest, own_sum = is_member ? own[Traits::kRows] : 0.0f;
+  const float largest = max_warp(own_largest);
+  const float weight = is_member ? exp2f(own_largest - largest) : 0.0f;
+  const float sum = add_warp(weight * own_sum);
+  float factor = 1.0f;
+  int64_t offset = 0;
+  if (is_whole) {
+    factor = finish_decode_row(p, slot.first_token, row, slot.kv_head, largest, sum, lane == 0, &offset);
+  } else if (lane == 0) {
+    part[row * Traits::kPartStride + Traits::kDim] = largest;
+    part[row * Traits::kPartStride + Traits::kDim + 1] = sum;
+  }
+  for (int dim = lane * 4; dim < (Traits::kDim + 127) / 128 * 128; dim += 128) {
+    float4 total = {0.0f, 0.0f, 0.0f, 0.0f};
+    for (uint32_t rest = members; rest != 0; rest &= rest - 1) {
+      const int member = __ffs(static_cast<int>(rest)) - 1;
+      const float share = __shfl_sync(0xffffffffu, weight, member);
+      if (dim < Traits::kDim) {
+        add_share(&total, share, *reinterpret_cast<const float4 *>(states + member * Traits::kStateFloats +
+                                                                   row * Traits::kDim + dim));
+      }
+    }
+    if (dim >= Traits::kDim) continue;
+    if (is_whole) {
+      write_dims<typename Traits::T>(p, offset + dim, total, factor);
+    } else {
+      *reinterpret_cast<float4 *>(part + row * Traits::kPartStride + dim) = total;
+    }
+  }
+}
+
+// A warp merges the parts of a row that thread blocks first to last have left.
+template <class Traits>
+__device__ void merge_blocks(const AttendParams &p, const DecodeSlot &slot, int32_t first, int32_t last, int32_t row,
+                             const float *parts) {
+  constexpr int64_t kBlockFloats = 2 * Traits::kRows * Traits::kPartStride;
+  const int lane = threadIdx.x % 32;
+  // Of the first the part that leaves it, of the others the one that comes.
+  const auto find_part = [&](int32_t block) {
+    return parts + block * kBlockFloats + ((block == first ? Traits::kRows : 0) + row) * Traits::kPartStride;
+  };
+  float most = kLowest;
+  for (int32_t block = first + lane; block <= last; block += 32) {
+    most = fmaxf(most, __ldcg(find_part(block) + Traits::kDim));
+  }
+  const float largest = max_warp(most);
+  constexpr int kPieces = (Traits::kDim + 127) / 128;
+  float4 totals[kPieces] = {};
+  float sum = 0.0f;
+  for (int32_t base = first; base <= last; base += 32) {
+    const int32_t own_block = base + lane;
+    float weight = 0.0f;
+    if (own_block <= last) {
+      weight = exp2f(__ldcg(find_part(own_block) + Traits::kDim) - largest);
+      sum += weight * __ldcg(find_part(own_block) + Traits::kDim + 1);
+    }
+    const int32_t count = min(last - base + 1, 32);
+#pragma unroll 8
+    for (int32_t i = 0; i < count; ++i) {
+      const float share = __shfl_sync(0xffffffffu, weight, i);
+#pragma unroll
+      for (int piece = 0; piece < kPieces; ++piece) {
+        const int dim = piece * 128 + lane * 4;
+        if (dim < Traits::kDim) {
+          add_share(&totals[piece], share, __ldcg(reinterpret_cast<const float4 *>(find_part(base + i) + dim)));
+        }
+      }
+    }
+  }
+  sum = add_warp(sum);
+  int64_t offset;
+  const float factor = finish_decode_row(p, slot.first_token, row, slot.kv_head, largest, sum, lane == 0, &offset);
+#pragma unroll
+  for (int piece = 0; piece < kPieces; ++piece) {
+    const int dim = piece * 128 + lane * 4;
+    if (dim < Traits::kDim) write_dims<typename Traits::T>(p, offset + dim, totals[piece], factor);
+  }
+}
+
+template <class Traits>
+__global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
+    attend_decode(const __grid_constant__ AttendParams p, const __grid_constant__ DecodeLaunch launch) {
+  extern __shared__ __align__(16) float states[];  // [2 * kWarps, kStateFloats]
+  __shared__ DecodeStrips<Traits::kThreads> strips;
+  __shared__ DecodeSlot slots[2 * Traits::kWarps];
+  __shared__ bool are_last[2];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (threadIdx.x < 2 * Traits::kWarps) slots[threadIdx.x].first_unit = -1;
+
+  const int64_t strip = (p.tables.num_sequences + Traits::kThreads - 1) / Traits::kThreads;
+  DecodeShares shares;
+  shares.num_units = strips.template add_up<Traits::kTileKeys>(p, strip) * p.kv.num_kv_heads;
+  // A few keys are not worth the merge of many thread blocks.
+  shares.num_active = static_cast<int32_t>(min(max(shares.num_units / Traits::kWarps, int64_t{1}), int64_t{gridDim.x}));
+  const int64_t begin = shares.begin(blockIdx.x), end = shares.begin(blockIdx.x + 1);
+  const bool has_units = blockIdx.x < shares.num_active && end > begin;
+  if (has_units) {
+    const int64_t warp_begin = begin + (end - begin) * warp / Traits::kWarps;
+    const int64_t warp_end = begin + (end - begin) * (warp + 1) / Traits::kWarps;
+    if (warp_begin < warp_end) {
+      DecodeWalk<Traits> walk(p, launch);
+      walk.run(strips.template find<Traits::kTileKeys>(p, strip, warp_begin), warp_begin, warp_end,
+               states + 2 * warp * Traits::kStateFloats, slots + 2 * warp);
+    }
+  }
+  clear_padding<typename Traits::T>(p);
+  if (!has_units) return;
+  __syncthreads();
+
+  // Parts of one segment stand in neighbouring slots that are in use.
+  const int64_t own_unit = lane < 2 * Traits::kWarps ? slots[lane].first_unit : -1;
+  const uint32_t used = __ballot_sync(0xffffffffu, own_unit >= 0);
+  const uint32_t below = used & ((1u << lane) - 1);
+  const int64_t before = __shfl_sync(0xffffffffu, own_unit, below == 0 ? lane : 31 - __clz(static_cast<int>(below)));
+  const uint32_t firsts = __ballot_sync(0xffffffffu, own_unit >= 0 && (below == 0 || before != own_unit));
+  float *parts = launch.parts + static_cast<int64_t>(blockIdx.x) * 2 * Traits::kRows * Traits::kPartStride;
+  int task = 0;
+  for (uint32_t rest = firsts; rest != 0; rest &= rest - 1) {
+    const int first = __ffs(static_cast<int>(rest)) - 1;
+    const uint32_t next = rest & (rest - 1);
+    const uint32_t members = used & ~((1u << first) - 1) & (next == 0 ? 0xffffffffu : (next & -next) - 1);
+    const DecodeSlot slot = slots[first];
+    const bool comes = slot.first_unit < begin, leaves = slot.first_unit + slot.num_units > end;
+    for (int32_t row = 0; row < slot.num_rows; ++row) {
+      if (task++ % Traits::kWarps != warp) continue;
+      merge_slots<Traits>(p, slot, members, row, !comes && !leaves, states,
+                          parts + (comes ? 0 : Traits::kRows * Traits::kPartStride));
+    }
+  }
+  if (firsts == 0) return;
+
+  // Only the first group can come from another thread block, only the last one leave without having come.
+  const int ends[2] = {__ffs(static_cast<int>(firsts)) - 1, 31 - __clz(static_cast<int>(firsts))};
+  bool crosses[2];
+  int32_t first_block[2], last_block[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const DecodeSlot &slot = slots[ends[i]];
+    const bool comes = slot.first_unit < begin, leaves = slot.first_unit + slot.num_units > end;
+    crosses[i] = i == 0 ? comes : !comes && leaves;
+    if (!crosses[i]) continue;
+    first_block[i] = shares.owner(slot.first_unit);
+    last_block[i] = shares.owner(slot.first_unit + slot.num_units - 1);
+  }
+  if (!crosses[0] && !crosses[1]) return;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x < 2) {
+    const int i = threadIdx.x;
+    const bool is_crossing = i == 0 ? crosses[0] : crosses[1];
+    const int32_t first = i == 0 ? first_block[0] : first_block[1], last = i == 0 ? last_block[0] : last_block[1];
+    const uint32_t most = static_cast<uint32_t>(last - first);
+    are_last[i] = is_crossing && atomicInc(&launch.tickets[first], most) == most;
+    __threadfence();
+  }
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    if (!are_last[i]) continue;
+    const DecodeSlot slot = slots[ends[i]];
+    for (int32_t row = warp; row < slot.num_rows; row += Traits::kWarps) {
+      merge_blocks<Traits>(p, slot, first_block[i], last_block[i], row, launch.parts);
+    }
+  }
+}
+
+}  // namespace pkv
