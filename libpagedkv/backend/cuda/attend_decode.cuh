@@ -24,7 +24,7 @@ constexpr float kSlack = 8.0f;
 
 // What a launch adds to the parameters.
 struct DecodeLaunch {
-  int32_t block_shift;  // block_size = 1 << block_shift, or -1
+  int32_t block_shift;  // block_size = 1 << block_shift
   uint32_t *tickets;    // [gridDim.x]: thread blocks that are done, of the segment that starts in a thread block and leaves it
   const char *zeros;    // a row of zeros
   float *parts;         // [gridDim.x, 2, kRows, kPartStride]: of the segment that comes from another thread block, of that which leaves
@@ -37,76 +37,106 @@ struct DecodeSlot {
   int32_t first_token, num_rows, kv_head;
 };
 
-// Where the keys of a tile are; a lane knows that of one key.
-struct DecodePlace {
-  int32_t block, offset, kv_head;
+// What a warp keeps in shared memory, to have registers left: where it stands with the block table and with the products,
+// in units [begin, end).
+template <int kTileKeys>
+struct DecodeWarp {
+  DecodeCursor<kTileKeys> ahead, now;  // as of the first tile of the present segment
+  int64_t begin, end;
 };
 
+// Where a key is: its block, negative outside the sequence and where it was given back, and bytes in the block.
+struct DecodePlace {
+  int32_t block;
+  uint32_t offset;
+};
+
+// Finds the rows of the tiles and loads them. Lane l knows key l % kTileKeys of a tile.
 template <class Traits>
 class DecodeLoader {
  public:
   using Cursor = DecodeCursor<Traits::kTileKeys>;
   static constexpr bool kSplitsLanes = Traits::kTileKeys == 16;  // upper lanes have V's addresses
 
-  __device__ DecodeLoader(const AttendParams &p, const DecodeLaunch &launch) : p_(p), launch_(launch) {}
+  __device__ DecodeLoader(const AttendParams &p, const DecodeLaunch &launch, Cursor *ahead, int32_t num_units)
+      : p_(p), launch_(launch), ahead_(*ahead), num_units_(num_units) {
+    enter_segment(*ahead);
+  }
 
-  __device__ DecodePlace look_up(const Cursor &cursor) const {
-    const uint32_t key = static_cast<uint32_t>(cursor.first_key()) + threadIdx.x % Traits::kTileKeys;
-    if (key >= static_cast<uint32_t>(cursor.now.end)) return {-1, 0, 0};
-    const uint32_t size = static_cast<uint32_t>(p_.kv.block_size);
-    const uint32_t index = launch_.block_shift >= 0 ? key >> launch_.block_shift : key / size;
-    return {__ldg(p_.tables.block_table + cursor.sequence * p_.tables.table_stride + index),
-            static_cast<int32_t>(key - index * size), cursor.kv_head};
+  // Looks up the next tile. Nothing here waits for the table.
+  __device__ DecodePlace look_up() {
+    if (num_units_ == 0) return {-1, 0};
+    DecodePlace place = {-1, 0};
+    const uint32_t key = key_ + threadIdx.x % Traits::kTileKeys;
+    if (key < end_) {
+      const uint32_t index = key >> launch_.block_shift;
+      const uint32_t token_bytes = static_cast<uint32_t>(p_.kv.k_token_stride) * Traits::kBytes;
+      place = {__ldg(blocks_ + index), plane_ + (key - (index << launch_.block_shift)) * token_bytes};
+    }
+    key_ += Traits::kTileKeys;
+    --num_units_;
+    if (--num_tiles_ == 0 && num_units_ > 0) {
+      Cursor cursor = ahead_;
+      cursor.tile = cursor.now.num_tiles - 1;
+      cursor.advance(p_);
+      __syncwarp();
+      ahead_ = cursor;
+      enter_segment(cursor);
+    }
+    return place;
   }
 
   // The rows of a tile that was looked up; then loads may follow.
   __device__ void resolve(const DecodePlace &place) {
     const bool is_valid = place.block >= 0;
-    const char *block = block_address(p_.kv, place.block);
-    const char *key = block + k_row_offset(p_.kv, place.offset, place.kv_head, Traits::kBytes);
-    const char *value = block + v_row_offset(p_.kv, place.offset, place.kv_head, Traits::kBytes);
-    if constexpr (kSplitsLanes) {
-      rows_[0] = !is_valid ? launch_.zeros : threadIdx.x % 32 < 16 ? key : value;
-    } else {
-      rows_[0] = is_valid ? key : launch_.zeros;
-      rows_[1] = is_valid ? value : launch_.zeros;
-    }
+    const char *row = block_address(p_.kv, place.block) + place.offset;
+    rows_[0] = is_valid ? row : launch_.zeros;
+    if constexpr (!kSplitsLanes) rows_[1] = is_valid ? row + (p_.kv.v_offset - p_.kv.k_offset) : launch_.zeros;
     valid_ = __ballot_sync(0xffffffffu, is_valid);
   }
 
   __device__ uint32_t valid() const { return valid_; }  // bit i: key i of the resolved tile
 
-  __device__ void load_keys(DecodeTile<Traits> *tile) const {
+  // Asks for K and V of the resolved tile, into a plane of the ring.
+  __device__ void copy_keys(uint32_t plane) const {
     const int lane = threadIdx.x % 32;
 #pragma unroll
-    for (int m = 0; m < Traits::kKeyTiles; ++m) {
+    for (int i = 0; i < 2 * Traits::kKeyTiles; ++i) {
+      const char *row = shuffle(rows_[0], i * 8 + lane / 4) + (lane % 4) * 16;
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const char *row = shuffle(rows_[0], m * 16 + half * 8 + lane / 4) + (lane % 4) * 16;
-#pragma unroll
-        for (int unit = 0; unit < Traits::kKeyUnits; ++unit) load_stream(tile->keys[m][half][unit], row + unit * 64);
+      for (int unit = 0; unit < Traits::kKeyUnits; ++unit) {
+        copy_stream<4>(plane + piece_offset<4>(i * Traits::kKeyUnits + unit, lane), row + unit * 64);
       }
     }
+    commit_copies();
   }
 
-  __device__ void load_values(DecodeTile<Traits> *tile) const {
+  __device__ void copy_values(uint32_t plane) const {
+    constexpr int kWords = Traits::kValueWords;
     const int lane = threadIdx.x % 32;
 #pragma unroll
-    for (int m = 0; m < Traits::kKeyTiles; ++m) {
+    for (int i = 0; i < 4 * Traits::kKeyTiles; ++i) {
+      const int key = i / 4 * 16 + (lane % 4) * 2 + i % 2 + i / 2 % 2 * 8;
+      const char *row = shuffle(rows_[kSplitsLanes ? 0 : 1], kSplitsLanes ? key + 16 : key) + (lane / 4) * kWords * 4;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int key = m * 16 + (lane % 4) * 2 + i % 2 + i / 2 * 8;
-        const char *row = shuffle(rows_[kSplitsLanes ? 0 : 1], kSplitsLanes ? key + 16 : key) +
-                          (lane / 4) * Traits::kValueWords * 4;
-#pragma unroll
-        for (int unit = 0; unit < Traits::kValueUnits; ++unit) {
-          load_stream(tile->values[m][i][unit], row + unit * 32 * Traits::kValueWords);
-        }
+      for (int unit = 0; unit < Traits::kValueUnits; ++unit) {
+        copy_stream<kWords>(plane + piece_offset<kWords>(i * Traits::kValueUnits + unit, lane), row + unit * 32 * kWords);
       }
     }
+    commit_copies();
   }
 
  private:
+  __device__ void enter_segment(const Cursor &cursor) {
+    key_ = static_cast<uint32_t>(cursor.first_key());
+    end_ = static_cast<uint32_t>(cursor.now.end);
+    num_tiles_ = cursor.now.num_tiles - cursor.tile;
+    blocks_ = p_.tables.block_table + cursor.sequence * p_.tables.table_stride;
+    const bool is_value = kSplitsLanes && threadIdx.x % 32 >= 16;
+    plane_ = static_cast<uint32_t>(is_value ? v_row_offset(p_.kv, 0, cursor.kv_head, Traits::kBytes)
+                                            : k_row_offset(p_.kv, 0, cursor.kv_head, Traits::kBytes));
+  }
+
   __device__ static const char *shuffle(const char *row, int lane) {
     return reinterpret_cast<const char *>(
         __shfl_sync(0xffffffffu, static_cast<unsigned long long>(reinterpret_cast<uintptr_t>(row)), lane));
@@ -114,6 +144,10 @@ class DecodeLoader {
 
   const AttendParams &p_;
   const DecodeLaunch &launch_;
+  Cursor &ahead_;
+  int32_t num_units_, num_tiles_;  // left to be looked up: of the walk, of the segment
+  uint32_t key_, end_, plane_;     // first key of the next tile, end of the sequence, bytes to the head's rows
+  const int32_t *blocks_;          // of the sequence
   const char *rows_[kSplitsLanes ? 1 : 2];
   uint32_t valid_;
 };
@@ -123,6 +157,12 @@ __device__ inline float raise_two(float value) {
   float result;
   asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(result) : "f"(value));
   return result;
+}
+
+// cap * tanh(score / cap) in base 2, without a branch.
+__device__ inline float cap_score(float score, float cap) {
+  const float power = raise_two(__fdividef(score, cap) * (2.0f * kLog2E));
+  return cap * kLog2E * (1.0f - __fdividef(2.0f, power + 1.0f));
 }
 
 // Writes the lse of a row and returns the factor that its output wants.
@@ -163,57 +203,72 @@ __device__ inline float add_warp(float value) {
 template <class Traits>
 class DecodeWalk {
  public:
+  using Warp = DecodeWarp<Traits::kTileKeys>;
   using Cursor = DecodeCursor<Traits::kTileKeys>;
 
-  __device__ DecodeWalk(const AttendParams &p, const DecodeLaunch &launch) : p_(p), loader_(p, launch) {}
+  __device__ DecodeWalk(const AttendParams &p, const DecodeLaunch &launch, Warp *warp)
+      : p_(p), warp_(*warp), num_units_(static_cast<int32_t>(warp->end - warp->begin)),
+        loader_(p, launch, &warp->ahead, num_units_) {}
 
-  __device__ void run(const Cursor &first, int64_t begin, int64_t end, float *states, DecodeSlot *slots) {
-    Cursor ahead = first, cursor = first;
-    int32_t num_ahead = static_cast<int32_t>(end - begin);  // units from `ahead` on
-    const auto look_up = [&] {
-      if (num_ahead == 0) return DecodePlace{-1, 0, 0};
-      const DecodePlace place = loader_.look_up(ahead);
-      if (--num_ahead > 0) ahead.advance(p_);
-      return place;
-    };
-    const DecodePlace first_place = look_up();
-    DecodePlace place = look_up();
-    loader_.resolve(first_place);
-    loader_.load_keys(&tile_);
-    loader_.load_values(&tile_);
-    uint32_t valid = loader_.valid();
-    loader_.resolve(place);
-    place = look_up();
-    start_segment(cursor);
-    int64_t segment = begin - cursor.tile;
-    for (int64_t unit = begin; unit < end; ++unit) {
-      const bool has_next = unit + 1 < end;
-      float scores[Traits::kKeyTiles][Traits::kRowTiles][4];
-      multiply_keys<Traits>(tile_, query_, scores);
-      if (has_next) loader_.load_keys(&tile_);
-      uint32_t weights[Traits::kKeyTiles][Traits::kRowTiles][2];
-      weigh(cursor, valid, scores, weights);
-      multiply_values<Traits>(tile_, weights, out_);
-      if (has_next) loader_.load_values(&tile_);
-      valid = loader_.valid();
+  // shared: kWarpBytes of this warp. Copies come in the order K, V of a tile after the other; so many of them may be on
+  // their way when the oldest is needed.
+  __device__ void run(char *shared, DecodeSlot *slots) {
+    constexpr int kStages = Traits::kStages, kPending = 2 * kStages - 1;
+    const uint32_t ring = shared_address(shared);
+    uint32_t valid[kStages];
+    DecodePlace place = loader_.look_up();
+#pragma unroll
+    for (int stage = 0; stage < kStages; ++stage) {
+      const DecodePlace next = loader_.look_up();
       loader_.resolve(place);
-      place = look_up();
-      if (has_next && cursor.tile + 1 < cursor.now.num_tiles) {
-        ++cursor.tile;
-        continue;
-      }
-      finish_segment(cursor, begin, end, segment, states, slots);
-      if (!has_next) break;
+      place = next;
+      loader_.copy_keys(ring + 2 * stage * Traits::kPlaneBytes);
+      loader_.copy_values(ring + (2 * stage + 1) * Traits::kPlaneBytes);
+      valid[stage] = loader_.valid();
+    }
+    start_segment();
+    int stage = 0;
+    for (;;) {
+      const int plane = 2 * stage * Traits::kPlaneBytes;
+      stage = stage + 1 == kStages ? 0 : stage + 1;
+      loader_.resolve(place);
+      place = loader_.look_up();
+      wait_copies<kPending>();
+      float scores[Traits::kKeyTiles][Traits::kRowTiles][4];
+      multiply_keys<Traits>(shared + plane, query_, scores);
+      loader_.copy_keys(ring + plane);
+      uint32_t weights[Traits::kKeyTiles][Traits::kRowTiles][2];
+      weigh(valid[0], scores, weights);
+      wait_copies<kPending>();
+      multiply_values<Traits>(shared + plane + Traits::kPlaneBytes, weights, out_);
+      loader_.copy_values(ring + plane + Traits::kPlaneBytes);
+#pragma unroll
+      for (int i = 0; i + 1 < kStages; ++i) valid[i] = valid[i + 1];
+      valid[kStages - 1] = loader_.valid();
+      key_ += Traits::kTileKeys;
+      --num_units_;
+      if (--num_tiles_ > 0) continue;
+      finish_segment(shared, slots);
+      if (num_units_ == 0) break;
+      Cursor cursor = warp_.now;
+      cursor.tile = cursor.now.num_tiles - 1;
       cursor.advance(p_);
-      segment = unit + 1;
-      start_segment(cursor);
+      __syncwarp();
+      warp_.now = cursor;
+      start_segment();
     }
   }
 
  private:
-  __device__ void start_segment(const Cursor &cursor) {
+  __device__ void start_segment() {
+    const Cursor cursor = warp_.now;
     const int32_t group = p_.num_heads / p_.kv.num_kv_heads;
     load_query<Traits>(p_, cursor.now.first_token, cursor.now.query_len * group, cursor.kv_head, &query_, scales_);
+    key_ = cursor.first_key();
+    num_tiles_ = min(cursor.now.num_tiles - cursor.tile, num_units_);
+    const int32_t first_position = cursor.now.end - cursor.now.query_len;
+    plain_end_ = p_.is_causal ? min(first_position + 1, cursor.now.end) : cursor.now.end;
+    plain_begin_ = p_.window > 0 ? static_cast<int32_t>(max(cursor.now.end - p_.window, int64_t{0})) : 0;
     const float scale = p_.scale * p_.kv.k_scale[cursor.kv_head];
 #pragma unroll
     for (int n = 0; n < Traits::kRowTiles; ++n) {
@@ -231,14 +286,52 @@ class DecodeWalk {
     }
   }
 
-  // Scores become weights, as right factors; the maxima and sums go along.
-  __device__ void weigh(const Cursor &cursor, uint32_t valid, float (&scores)[Traits::kKeyTiles][Traits::kRowTiles][4],
-                        uint32_t (&weights)[Traits::kKeyTiles][Traits::kRowTiles][2]) {
+  __device__ void mask(uint32_t valid, float (&scores)[Traits::kKeyTiles][Traits::kRowTiles][4]) const {
     const int lane = threadIdx.x % 32;
-    const int32_t first_key = cursor.first_key();
-    const int32_t first_position = cursor.now.end - cursor.now.query_len;
-    const bool is_edge = valid != 0xffffffffu || (p_.is_causal && first_key + Traits::kTileKeys - 1 > first_position) ||
-                         (p_.window > 0 && first_key <= cursor.now.end - 1 - p_.window);
+    const int32_t group = p_.num_heads / p_.kv.num_kv_heads;
+    const int32_t first_position = warp_.now.now.end - warp_.now.now.query_len;
+#pragma unroll
+    for (int n = 0; n < Traits::kRowTiles; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int32_t position = first_position + (n * 8 + (lane % 4) * 2 + i) / group;
+#pragma unroll
+        for (int m = 0; m < Traits::kKeyTiles; ++m) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const int in_tile = m * 16 + half * 8 + lane / 4;
+            const int32_t key = key_ + in_tile;
+            const bool is_seen = (valid >> in_tile & 1) != 0 && (!p_.is_causal || key <= position) &&
+                                 (p_.window <= 0 || key > position - p_.window);
+            if (!is_seen) scores[m][n][half * 2 + i] = -INFINITY;
+          }
+        }
+      }
+    }
+  }
+
+  // Scores become weights, as right factors; the maxima and sums go along.
+  __device__ void weigh(uint32_t valid, float (&scores)[Traits::kKeyTiles][Traits::kRowTiles][4],
+                        uint32_t (&weights)[Traits::kKeyTiles][Traits::kRowTiles][2]) {
+#pragma unroll
+    for (int m = 0; m < Traits::kKeyTiles; ++m) {
+#pragma unroll
+      for (int n = 0; n < Traits::kRowTiles; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) scores[m][n][i] *= scales_[n][i % 2];
+      }
+    }
+    if (p_.softcap > 0.0f) {
+#pragma unroll
+      for (int m = 0; m < Traits::kKeyTiles; ++m) {
+#pragma unroll
+        for (int n = 0; n < Traits::kRowTiles; ++n) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) scores[m][n][i] = cap_score(scores[m][n][i], p_.softcap);
+        }
+      }
+    }
+    if (valid != 0xffffffffu || key_ + Traits::kTileKeys > plain_end_ || key_ < plain_begin_) mask(valid, scores);
     float tile_largest[Traits::kRowTiles][2];
     bool passes = false;
 #pragma unroll
@@ -246,28 +339,8 @@ class DecodeWalk {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         float most = -INFINITY;
-        int32_t position = 0;
-        if (is_edge) {
-          const int32_t row = n * 8 + (lane % 4) * 2 + i;
-          position = first_position + row / (p_.num_heads / p_.kv.num_kv_heads);
-        }
 #pragma unroll
-        for (int m = 0; m < Traits::kKeyTiles; ++m) {
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            float &score = scores[m][n][half * 2 + i];
-            score *= scales_[n][i];
-            if (p_.softcap > 0.0f) score = p_.softcap * kLog2E * tanhf(score / p_.softcap);
-            if (is_edge) {
-              const int in_tile = m * 16 + half * 8 + lane / 4;
-              const int32_t key = first_key + in_tile;
-              const bool is_seen = (valid >> in_tile & 1) != 0 && (!p_.is_causal || key <= position) &&
-                                   (p_.window <= 0 || key > position - p_.window);
-              score = is_seen ? score : -INFINITY;
-            }
-            most = fmaxf(most, score);
-          }
-        }
+        for (int m = 0; m < Traits::kKeyTiles; ++m) most = fmaxf(most, fmaxf(scores[m][n][i], scores[m][n][2 + i]));
         tile_largest[n][i] = most;
         passes = passes || most > largest_[n][i] + kSlack;
       }
@@ -311,17 +384,24 @@ class DecodeWalk {
     }
   }
 
-  __device__ void finish_segment(const Cursor &cursor, int64_t begin, int64_t end, int64_t segment, float *states,
-                                 DecodeSlot *slots) {
+  __device__ void finish_segment(char *shared, DecodeSlot *slots) {
     using T = typename Traits::T;
     const int lane = threadIdx.x % 32;
+    const Cursor cursor = warp_.now;
     const int32_t group = p_.num_heads / p_.kv.num_kv_heads;
     const int32_t num_rows = cursor.now.query_len * group;
-    const bool is_whole = segment >= begin && segment + cursor.now.num_tiles <= end;
-    const int index = segment > begin ? 1 : 0;
-    float *state = states + index * Traits::kStateFloats;
+    const int32_t num_done = (key_ - cursor.first_key()) / Traits::kTileKeys;
+    const int64_t entered = warp_.end - num_units_ - num_done;
+    const bool is_whole = num_done == cursor.now.num_tiles;
+    const int index = entered > warp_.begin ? 1 : 0;
+    // The ring is free: nothing but zeros is on its way behind the last segment.
+    float *state = reinterpret_cast<float *>(shared + (index == 0 ? Traits::kRingBytes : 0));
+    if (!is_whole && index == 1) {
+      wait_copies<0>();
+      __syncwarp();
+    }
     if (!is_whole && lane == 0) {
-      slots[index] = {segment, cursor.now.num_tiles, cursor.now.first_token, num_rows, cursor.kv_head};
+      slots[index] = {entered - cursor.tile, cursor.now.num_tiles, cursor.now.first_token, num_rows, cursor.kv_head};
     }
 #pragma unroll
     for (int n = 0; n < Traits::kRowTiles; ++n) {
@@ -357,8 +437,11 @@ class DecodeWalk {
   }
 
   const AttendParams &p_;
+  Warp &warp_;
+  int32_t num_units_, num_tiles_;    // left, with the present one: of the walk, of the segment
+  int32_t key_;                      // first of the tile
+  int32_t plain_begin_, plain_end_;  // keys that every query of the sequence sees, if they are valid
   DecodeLoader<Traits> loader_;
-  DecodeTile<Traits> tile_;
   DecodeQuery<Traits> query_;
   float out_[Traits::kRowTiles][Traits::kDimTiles][4];
   float largest_[Traits::kRowTiles][2], sum_[Traits::kRowTiles][2], scales_[Traits::kRowTiles][2];

@@ -5,12 +5,6 @@
 
 namespace pkv {
 
-// A segment of which the thread block has parts: those of some slots.
-struct DecodeGroup {
-  int first_slot;
-  uint32_t members;  // slots, as bits
-};
-
 // Where the thread blocks of a step stand among its units.
 struct DecodeShares {
   int64_t num_units;
@@ -22,13 +16,20 @@ struct DecodeShares {
   }
 };
 
+// The part of a slot: of a warp's first segment, or of its last one.
+template <class Traits>
+__device__ inline const float *find_state(const char *shared, int slot) {
+  return reinterpret_cast<const float *>(shared + slot / 2 * Traits::kWarpBytes +
+                                         (slot % 2 == 0 ? Traits::kRingBytes : 0));
+}
+
 // A warp merges the parts of a row that the thread block has, and writes it, or a part of it to the workspace.
 template <class Traits>
 __device__ void merge_slots(const AttendParams &p, const DecodeSlot &slot, uint32_t members, int32_t row, bool is_whole,
-                            const float *states, float *part) {
+                            const char *shared, float *part) {
   const int lane = threadIdx.x % 32;
   const bool is_member = (members >> lane & 1) != 0;
-  const float *own = states + lane * Traits::kStateFloats + Traits::kRows * Traits::kDim + row;
+  const float *own = find_state<Traits>(shared, lane) + Traits::kRows * Traits::kDim + row;
   const float own_largest = is_member ? own[0] : kLowest, own_sum = is_member ? own[Traits::kRows] : 0.0f;
   const float largest = max_warp(own_largest);
   const float weight = is_member ? exp2f(own_largest - largest) : 0.0f;
@@ -47,7 +48,7 @@ __device__ void merge_slots(const AttendParams &p, const DecodeSlot &slot, uint3
       const int member = __ffs(static_cast<int>(rest)) - 1;
       const float share = __shfl_sync(0xffffffffu, weight, member);
       if (dim < Traits::kDim) {
-        add_share(&total, share, *reinterpret_cast<const float4 *>(states + member * Traits::kStateFloats +
+        add_share(&total, share, *reinterpret_cast<const float4 *>(find_state<Traits>(shared, member) +
                                                                    row * Traits::kDim + dim));
       }
     }
@@ -111,9 +112,10 @@ __device__ void merge_blocks(const AttendParams &p, const DecodeSlot &slot, int3
 template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
     attend_decode(const __grid_constant__ AttendParams p, const __grid_constant__ DecodeLaunch launch) {
-  extern __shared__ __align__(16) float states[];  // [2 * kWarps, kStateFloats]
+  extern __shared__ __align__(16) char shared[];  // [kWarps, kWarpBytes]
   __shared__ DecodeStrips<Traits::kThreads> strips;
   __shared__ DecodeSlot slots[2 * Traits::kWarps];
+  __shared__ DecodeWarp<Traits::kTileKeys> warps[Traits::kWarps];
   __shared__ bool are_last[2];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (threadIdx.x < 2 * Traits::kWarps) slots[threadIdx.x].first_unit = -1;
@@ -129,9 +131,10 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
     const int64_t warp_begin = begin + (end - begin) * warp / Traits::kWarps;
     const int64_t warp_end = begin + (end - begin) * (warp + 1) / Traits::kWarps;
     if (warp_begin < warp_end) {
-      DecodeWalk<Traits> walk(p, launch);
-      walk.run(strips.template find<Traits::kTileKeys>(p, strip, warp_begin), warp_begin, warp_end,
-               states + 2 * warp * Traits::kStateFloats, slots + 2 * warp);
+      const auto cursor = strips.template find<Traits::kTileKeys>(p, strip, warp_begin);
+      warps[warp] = {cursor, cursor, warp_begin, warp_end};  // by every lane, the same
+      DecodeWalk<Traits> walk(p, launch, &warps[warp]);
+      walk.run(shared + warp * Traits::kWarpBytes, slots + 2 * warp);
     }
   }
   clear_padding<typename Traits::T>(p);
@@ -154,7 +157,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
     const bool comes = slot.first_unit < begin, leaves = slot.first_unit + slot.num_units > end;
     for (int32_t row = 0; row < slot.num_rows; ++row) {
       if (task++ % Traits::kWarps != warp) continue;
-      merge_slots<Traits>(p, slot, members, row, !comes && !leaves, states,
+      merge_slots<Traits>(p, slot, members, row, !comes && !leaves, shared,
                           parts + (comes ? 0 : Traits::kRows * Traits::kPartStride));
     }
   }

@@ -1,4 +1,4 @@
-// The products of the decode kernel, out of registers: scores^T [keys, rows] = K Q^T and out^T [dims, rows] += V^T P^T,
+// The products of the decode kernel: scores^T [keys, rows] = K Q^T and out^T [dims, rows] += V^T P^T,
 // with keys and dims as the 16 rows of m16n8k16 and the query rows as its 8 columns. The order of the dims within a
 // product is free as long as both factors agree, so a lane takes 16 neighbouring bytes of a row of K or V as they come.
 #pragma once
@@ -7,7 +7,7 @@
 
 namespace pkv {
 
-template <pkv_dtype kQuery, pkv_dtype kStored, int kHeadDim, int kNumRowTiles, int kNumWarps, int kNumBlocks>
+template <pkv_dtype kQuery, pkv_dtype kStored, int kHeadDim, int kNumRowTiles, int kNumWarps, int kNumBlocks, int kNumStages>
 struct DecodeTraits {
   using T = typename DtypeOf<kQuery>::Type;  // of queries and outputs
   static constexpr pkv_dtype kStoredDtype = kStored;
@@ -34,24 +34,34 @@ struct DecodeTraits {
   static constexpr int kValueDims = kValueWords * 4 / kBytes;  // of a piece
   static constexpr int kDimTiles = kDim / 16;
 
+  // Shared memory. A warp has a ring of tiles of K and V on their way, and room for the part of its first segment; that of
+  // the last one takes the ring's place.
+  static constexpr int kStages = kNumStages;
+  static constexpr int kPlaneBytes = kTileKeys * kDim * kBytes;  // K or V of a tile
+  static constexpr int kRingBytes = 2 * kStages * kPlaneBytes;
   static constexpr int kStateFloats = kRows * (kDim + 2);  // output, maximum and sum of a part
-  static constexpr int kPartStride = kDim + 4;             // floats from row to row of a part in the workspace
-  static constexpr int kSharedBytes = 2 * kWarps * kStateFloats * 4;
+  static constexpr int kWarpBytes = kRingBytes + kStateFloats * 4;
+  static constexpr int kSharedBytes = kWarps * kWarpBytes;
+  static constexpr int kPartStride = kDim + 4;  // floats from row to row of a part in the workspace
+  static_assert(kStateFloats * 4 <= kRingBytes && kWarpBytes % 16 == 0);
 };
 
-// What is read once is not to push other things out of the first cache.
+// Copies kWords words to shared memory in the background.
 template <int kWords>
-__device__ inline void load_stream(uint32_t (&words)[kWords], const char *source) {
+__device__ inline void copy_stream(uint32_t destination, const char *source) {
   static_assert(kWords == 4 || kWords == 2);
   if constexpr (kWords == 4) {
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];\n"
-                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-                 : "l"(source));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(destination), "l"(source) : "memory");
   } else {
-    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0,%1}, [%2];\n"
-                 : "=r"(words[0]), "=r"(words[1])
-                 : "l"(source));
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;\n" ::"r"(destination), "l"(source) : "memory");
   }
+}
+
+// Where a lane has a piece of kWords words of a tile: lanes beside each other, so that no banks collide. A lane reads
+// what it has copied itself.
+template <int kWords>
+__device__ constexpr int piece_offset(int piece, int lane) {
+  return (piece * 32 + lane) * kWords * 4;
 }
 
 __device__ inline uint32_t transpose_matrix(uint32_t value) {
@@ -76,13 +86,6 @@ __device__ inline uint2 widen_to_half(uint32_t codes) {
   }
 }
 
-// The rows of a tile of K and V, in registers.
-template <class Traits>
-struct DecodeTile {
-  uint32_t keys[Traits::kKeyTiles][2][Traits::kKeyUnits][4];
-  uint32_t values[Traits::kKeyTiles][4][Traits::kValueUnits][Traits::kValueWords];
-};
-
 // The queries as right factors: [row tile][step of 16 dims][2].
 template <class Traits>
 struct DecodeQuery {
@@ -91,24 +94,32 @@ struct DecodeQuery {
 
 // Scores of (key lane / 4 and + 8, rows (lane % 4) * 2 and + 1). Two chains of products halve the wait of each for the last.
 template <class Traits>
-__device__ inline void multiply_keys(const DecodeTile<Traits> &tile, const DecodeQuery<Traits> &query,
+__device__ inline void multiply_keys(const char *keys, const DecodeQuery<Traits> &query,
                                      float (&scores)[Traits::kKeyTiles][Traits::kRowTiles][4]) {
   constexpr int kSteps = Traits::kDim / 16;
   constexpr int kStepsPerUnit = kSteps / Traits::kKeyUnits;
+  const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int m = 0; m < Traits::kKeyTiles; ++m) {
     float chains[2][Traits::kRowTiles][4] = {};
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int unit = step / kStepsPerUnit, part = step % kStepsPerUnit;
+      uint32_t words[2][4];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const uint4 value = *reinterpret_cast<const uint4 *>(
+            keys + piece_offset<4>((m * 2 + half) * Traits::kKeyUnits + unit, lane));
+        words[half][0] = value.x, words[half][1] = value.y, words[half][2] = value.z, words[half][3] = value.w;
+      }
       uint32_t fragment[4];
       if constexpr (Traits::kIsWidened) {
-        const uint2 low = widen_to_half<Traits::kStoredDtype>(tile.keys[m][0][unit][part]);
-        const uint2 high = widen_to_half<Traits::kStoredDtype>(tile.keys[m][1][unit][part]);
+        const uint2 low = widen_to_half<Traits::kStoredDtype>(words[0][part]);
+        const uint2 high = widen_to_half<Traits::kStoredDtype>(words[1][part]);
         fragment[0] = low.x, fragment[1] = high.x, fragment[2] = low.y, fragment[3] = high.y;
       } else {
-        fragment[0] = tile.keys[m][0][unit][2 * part], fragment[1] = tile.keys[m][1][unit][2 * part];
-        fragment[2] = tile.keys[m][0][unit][2 * part + 1], fragment[3] = tile.keys[m][1][unit][2 * part + 1];
+        fragment[0] = words[0][2 * part], fragment[1] = words[1][2 * part];
+        fragment[2] = words[0][2 * part + 1], fragment[3] = words[1][2 * part + 1];
       }
 #pragma unroll
       for (int n = 0; n < Traits::kRowTiles; ++n) {
@@ -127,18 +138,30 @@ __device__ inline void multiply_keys(const DecodeTile<Traits> &tile, const Decod
 // out[d]: rows (lane % 4) * 2 and + 1 at [0] and [1] of the first, [2] and [3] of the second of two neighbouring dims;
 // pair d of a lane's dims, which are kValueDims neighbours of each unit.
 template <class Traits>
-__device__ inline void multiply_values(const DecodeTile<Traits> &tile,
+__device__ inline void multiply_values(const char *values,
                                        const uint32_t (&weights)[Traits::kKeyTiles][Traits::kRowTiles][2],
                                        float (&out)[Traits::kRowTiles][Traits::kDimTiles][4]) {
 #pragma unroll
   for (int m = 0; m < Traits::kKeyTiles; ++m) {
 #pragma unroll
     for (int unit = 0; unit < Traits::kValueUnits; ++unit) {
+      constexpr int kWords = Traits::kValueWords;
+      uint32_t words[4][kWords];  // of four keys
 #pragma unroll
-      for (int word = 0; word < Traits::kValueWords; ++word) {
-        const uint32_t k0 = tile.values[m][0][unit][word], k1 = tile.values[m][1][unit][word];
-        const uint32_t k2 = tile.values[m][2][unit][word], k3 = tile.values[m][3][unit][word];
-        const int first = (unit * Traits::kValueWords + word) * (Traits::kIsWidened ? 2 : 1);
+      for (int i = 0; i < 4; ++i) {
+        const char *piece = values + piece_offset<kWords>((m * 4 + i) * Traits::kValueUnits + unit, threadIdx.x % 32);
+        if constexpr (kWords == 4) {
+          const uint4 value = *reinterpret_cast<const uint4 *>(piece);
+          words[i][0] = value.x, words[i][1] = value.y, words[i][2] = value.z, words[i][3] = value.w;
+        } else {
+          const uint2 value = *reinterpret_cast<const uint2 *>(piece);
+          words[i][0] = value.x, words[i][1] = value.y;
+        }
+      }
+#pragma unroll
+      for (int word = 0; word < kWords; ++word) {
+        const uint32_t k0 = words[0][word], k1 = words[1][word], k2 = words[2][word], k3 = words[3][word];
+        const int first = (unit * kWords + word) * (Traits::kIsWidened ? 2 : 1);
         uint32_t fragments[Traits::kIsWidened ? 2 : 1][4];
         if constexpr (Traits::kIsWidened) {
           constexpr pkv_dtype kStored = Traits::kStoredDtype;
