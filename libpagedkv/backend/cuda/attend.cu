@@ -43,6 +43,26 @@ Status launch_query(const AttendParams &params, const AttendPlan &plan, cudaStre
   }
 }
 
+// Whether the decode kernel computes it; its offsets within a block are 32-bit.
+bool is_decode(const AttendParams &params) {
+  const int32_t block_size = params.kv.block_size;
+  const int64_t num_rows = params.tables.max_query_len * (params.num_heads / params.kv.num_kv_heads);
+  return !params.is_invariant && params.tree_mask == nullptr && params.alibi_slopes == nullptr &&
+         params.kv.kv_scales != PKV_SCALES_PER_TOKEN_HEAD && num_rows <= kMaxDecodeRows &&
+         (block_size & (block_size - 1)) == 0 && params.kv.block_bytes <= UINT32_MAX;
+}
+
+template <pkv_dtype kQuery>
+Status launch_query_decode(const AttendParams &params, const AttendDevice &device, cudaStream_t stream,
+                           bool *is_launched) {
+  switch (params.kv.dtype) {
+    case PKV_FLOAT8_E4M3: return launch_decode<kQuery, PKV_FLOAT8_E4M3>(params, device, stream, is_launched);
+    case PKV_FLOAT8_E5M2: return launch_decode<kQuery, PKV_FLOAT8_E5M2>(params, device, stream, is_launched);
+    case PKV_INT8: return launch_decode<kQuery, PKV_INT8>(params, device, stream, is_launched);
+    default: return launch_decode<kQuery, kQuery>(params, device, stream, is_launched);
+  }
+}
+
 // First as many thread blocks on a multiprocessor as may be, which hide each other's latencies; then as many stages.
 void choose_stages(int head_dim, bool is_widened, const AttendDevice &device, AttendPlan *plan) {
   int most_blocks = 0;
@@ -96,6 +116,13 @@ uint64_t attend_workspace_bytes(int head_dim) {
 
 Status launch_attend_step(const AttendParams &params, const AttendDevice &device, cudaStream_t stream) {
   if (!is_in_table(params)) return launch_attend_general(params, stream);
+  if (is_decode(params)) {
+    bool is_launched = false;
+    PKV_TRY(params.dtype == PKV_FLOAT16
+                ? launch_query_decode<PKV_FLOAT16>(params, device, stream, &is_launched)
+                : launch_query_decode<PKV_BFLOAT16>(params, device, stream, &is_launched));
+    if (is_launched) return PKV_OK;
+  }
   const AttendPlan plan = plan_attend(params, device);
   if (plan.num_tiles > INT32_MAX || params.kv.num_kv_heads > 65535) {
     return fail(PKV_UNSUPPORTED, "%" PRId64 " tiles of %d KV heads are more than a launch can hold", plan.num_tiles,

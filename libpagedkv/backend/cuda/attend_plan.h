@@ -9,6 +9,7 @@ namespace pkv {
 constexpr int kTileKeys = 64;        // keys per step of the inner loop
 constexpr int kNarrowTileRows = 16;  // query rows (token, head of the group) per thread block: decode
 constexpr int kWideTileRows = 64;    // and prefill
+constexpr int kMaxDecodeRows = 16;   // of a sequence, for the decode kernel
 constexpr int kAttendWarps = 4;
 constexpr int kMaxStages = 3;                     // of K and V in shared memory
 constexpr int kMaxSplits = 64;                    // thread blocks that share the keys of a tile of rows
