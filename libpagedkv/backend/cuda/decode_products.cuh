@@ -7,7 +7,8 @@
 
 namespace pkv {
 
-template <pkv_dtype kQuery, pkv_dtype kStored, int kHeadDim, int kNumRowTiles, int kNumWarps, int kNumBlocks, int kNumStages>
+template <pkv_dtype kQuery, pkv_dtype kStored, int kHeadDim, int kNumRowTiles, int kNumWarps, int kNumBlocks,
+          int kNumStages>
 struct DecodeTraits {
   using T = typename DtypeOf<kQuery>::Type;  // of queries and outputs
   static constexpr pkv_dtype kStoredDtype = kStored;
@@ -34,8 +35,8 @@ struct DecodeTraits {
   static constexpr int kValueDims = kValueWords * 4 / kBytes;  // of a piece
   static constexpr int kDimTiles = kDim / 16;
 
-  // Shared memory. A warp has a ring of tiles of K and V on their way, and room for the part of its first segment; that of
-  // the last one takes the ring's place.
+  // Shared memory. A warp has a ring of tiles of K and V on their way, and room for the part of its first segment; that
+  // of the last one takes the ring's place.
   static constexpr int kStages = kNumStages;
   static constexpr int kPlaneBytes = kTileKeys * kDim * kBytes;  // K or V of a tile
   static constexpr int kRingBytes = 2 * kStages * kPlaneBytes;
@@ -92,7 +93,8 @@ struct DecodeQuery {
   uint32_t words[Traits::kRowTiles][Traits::kDim / 16][2];
 };
 
-// Scores of (key lane / 4 and + 8, rows (lane % 4) * 2 and + 1). Two chains of products halve the wait of each for the last.
+// Scores of (key lane / 4 and + 8, rows (lane % 4) * 2 and + 1). Two chains of products halve the wait of each for the
+// last.
 template <class Traits>
 __device__ inline void multiply_keys(const char *keys, const DecodeQuery<Traits> &query,
                                      float (&scores)[Traits::kKeyTiles][Traits::kRowTiles][4]) {

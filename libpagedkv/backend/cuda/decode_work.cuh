@@ -1,14 +1,14 @@
 // How a decode step is shared out. A unit of work is a tile of kTileKeys keys of one (sequence, KV head); units are
-// numbered by sequence, then KV head, then key. Thread block i of `num_active` takes units total * i / num_active and on,
-// its warps equal parts of those. Everything is found from the lengths on the device: there is no plan on the host.
+// numbered by sequence, then KV head, then key. Thread block i of `num_active` takes units total * i / num_active and
+// on, its warps equal parts of those. Everything is found from the lengths on the device: there is no plan on the host.
 #pragma once
 
 #include "backend/cuda/attend_tiles.cuh"
 
 namespace pkv {
 
-// What a sequence asks for. Without query tokens it has no tiles; with some it has one at least, so that somebody writes
-// its rows.
+// What a sequence asks for. Without query tokens it has no tiles; with some it has one at least, so that somebody
+// writes its rows.
 struct DecodeSequence {
   int32_t first_token, query_len;  // in the step
   int32_t begin, end;              // keys that any of its queries sees
