@@ -118,9 +118,8 @@ Status launch_attend_step(const AttendParams &params, const AttendDevice &device
   if (!is_in_table(params)) return launch_attend_general(params, stream);
   if (is_decode(params)) {
     bool is_launched = false;
-    PKV_TRY(params.dtype == PKV_FLOAT16
-                ? launch_query_decode<PKV_FLOAT16>(params, device, stream, &is_launched)
-                : launch_query_decode<PKV_BFLOAT16>(params, device, stream, &is_launched));
+    PKV_TRY(params.dtype == PKV_FLOAT16 ? launch_query_decode<PKV_FLOAT16>(params, device, stream, &is_launched)
+                                        : launch_query_decode<PKV_BFLOAT16>(params, device, stream, &is_launched));
     if (is_launched) return PKV_OK;
   }
   const AttendPlan plan = plan_attend(params, device);

@@ -27,7 +27,7 @@ constexpr float kSlack = 8.0f;
 // A part of a segment that a warp has left in shared memory.
 struct DecodeSlot {
   int64_t first_unit;  // of the segment; -1: no part
-  int32_t num_units;   // of the segment
+  int32_t num_units;  // of the segment
   int32_t first_token, num_rows, kv_head;
 };
 
@@ -63,7 +63,7 @@ __device__ inline float finish_decode_row(const AttendParams &p, int32_t first_t
 template <class T>
 __device__ inline void write_dims(const AttendParams &p, int64_t offset, const float4 &value, float factor) {
   *reinterpret_cast<uint2 *>(static_cast<T *>(p.out) + offset) = {pack_pair<T>(value.x * factor, value.y * factor),
-                                                                 pack_pair<T>(value.z * factor, value.w * factor)};
+                                                                  pack_pair<T>(value.z * factor, value.w * factor)};
 }
 
 __device__ inline void add_share(float4 *total, float share, const float4 &value) {
@@ -86,7 +86,9 @@ class DecodeWalk {
   using Cursor = DecodeCursor<Traits::kTileKeys>;
 
   __device__ DecodeWalk(const AttendParams &p, const DecodeLaunch &launch, Warp *warp)
-      : p_(p), warp_(*warp), num_units_(static_cast<int32_t>(warp->end - warp->begin)),
+      : p_(p),
+        warp_(*warp),
+        num_units_(static_cast<int32_t>(warp->end - warp->begin)),
         loader_(p, launch, &warp->ahead, num_units_) {}
 
   // shared: kWarpBytes of this warp. Copies come in the order K, V of a tile after the other; so many of them may be on
@@ -317,8 +319,8 @@ class DecodeWalk {
 
   const AttendParams &p_;
   Warp &warp_;
-  int32_t num_units_, num_tiles_;    // left, with the present one: of the walk, of the segment
-  int32_t key_;                      // first of the tile
+  int32_t num_units_, num_tiles_;  // left, with the present one: of the walk, of the segment
+  int32_t key_;  // first of the tile
   int32_t plain_begin_, plain_end_;  // keys that every query of the sequence sees, if they are valid
   DecodeLoader<Traits> loader_;
   DecodeQuery<Traits> query_;

@@ -10,8 +10,8 @@ Status launch_attend<PKV_FLOAT16, PKV_INT8>(const AttendParams &params, const At
 }
 
 template <>
-Status launch_decode<PKV_FLOAT16, PKV_INT8>(const AttendParams &params, const AttendDevice &device,
-                                            cudaStream_t stream, bool *is_launched) {
+Status launch_decode<PKV_FLOAT16, PKV_INT8>(const AttendParams &params, const AttendDevice &device, cudaStream_t stream,
+                                            bool *is_launched) {
   return launch_decode_pair<PKV_FLOAT16, PKV_INT8>(params, device, stream, is_launched);
 }
 

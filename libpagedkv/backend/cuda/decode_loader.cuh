@@ -12,7 +12,8 @@ struct DecodeLaunch {
   int32_t block_shift;  // block_size = 1 << block_shift
   uint32_t *tickets;    // [gridDim.x]: thread blocks that are done with the segment that starts in one and leaves it
   const char *zeros;    // a row of zeros
-  float *parts;         // [gridDim.x, 2, kRows, kPartStride]: of the segment that comes to a thread block, that leaves it
+  // [gridDim.x, 2, kRows, kPartStride]: of the segment that comes to a thread block, of that which leaves it
+  float *parts;
 };
 
 // What a warp keeps in shared memory, to have registers left: where it stands with the block table and with the
@@ -125,8 +126,8 @@ class DecodeLoader {
   const DecodeLaunch &launch_;
   Cursor &ahead_;
   int32_t num_units_, num_tiles_;  // left to be looked up: of the walk, of the segment
-  uint32_t key_, end_, plane_;     // first key of the next tile, end of the sequence, bytes to the head's rows
-  const int32_t *blocks_;          // of the sequence
+  uint32_t key_, end_, plane_;  // first key of the next tile, end of the sequence, bytes to the head's rows
+  const int32_t *blocks_;  // of the sequence
   const char *rows_[kSplitsLanes ? 1 : 2];
   uint32_t valid_;
 };

@@ -48,8 +48,8 @@ __device__ void merge_slots(const AttendParams &p, const DecodeSlot &slot, uint3
       const int member = __ffs(static_cast<int>(rest)) - 1;
       const float share = __shfl_sync(0xffffffffu, weight, member);
       if (dim < Traits::kDim) {
-        add_share(&total, share, *reinterpret_cast<const float4 *>(find_state<Traits>(shared, member) +
-                                                                   row * Traits::kDim + dim));
+        add_share(&total, share,
+                  *reinterpret_cast<const float4 *>(find_state<Traits>(shared, member) + row * Traits::kDim + dim));
       }
     }
     if (dim >= Traits::kDim) continue;
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
     const uint32_t next = rest & (rest - 1);
     const uint32_t members = used & ~((1u << first) - 1) & (next == 0 ? 0xffffffffu : (next & -next) - 1);
     const DecodeSlot slot = slots[first];
-    const bool comes = slot.first_unit < begin, leaves = slot.first_unit + slot.num_units > end;
+    const bool comes = slot.first_unit<begin, leaves = slot.first_unit + slot.num_units> end;
     for (int32_t row = 0; row < slot.num_rows; ++row) {
       if (task++ % Traits::kWarps != warp) continue;
       merge_slots<Traits>(p, slot, members, row, !comes && !leaves, shared,
@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const DecodeSlot &slot = slots[ends[i]];
-    const bool comes = slot.first_unit < begin, leaves = slot.first_unit + slot.num_units > end;
+    const bool comes = slot.first_unit<begin, leaves = slot.first_unit + slot.num_units> end;
     crosses[i] = i == 0 ? comes : !comes && leaves;
     if (!crosses[i]) continue;
     first_block[i] = shares.owner(slot.first_unit);

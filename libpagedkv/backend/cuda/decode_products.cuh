@@ -110,8 +110,8 @@ __device__ inline void multiply_keys(const char *keys, const DecodeQuery<Traits>
       uint32_t words[2][4];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const uint4 value = *reinterpret_cast<const uint4 *>(
-            keys + piece_offset<4>((m * 2 + half) * Traits::kKeyUnits + unit, lane));
+        const uint4 value =
+            *reinterpret_cast<const uint4 *>(keys + piece_offset<4>((m * 2 + half) * Traits::kKeyUnits + unit, lane));
         words[half][0] = value.x, words[half][1] = value.y, words[half][2] = value.z, words[half][3] = value.w;
       }
       uint32_t fragment[4];

@@ -11,7 +11,7 @@ namespace pkv {
 // writes its rows.
 struct DecodeSequence {
   int32_t first_token, query_len;  // in the step
-  int32_t begin, end;              // keys that any of its queries sees
+  int32_t begin, end;  // keys that any of its queries sees
   int32_t num_tiles;
 };
 
