@@ -4,11 +4,11 @@
 //   Up to 8 or 16 query rows (token, head of the group) of a sequence share each row of K and V. Every warp of a fixed
 //   grid has an equal share of all keys of the step (decode_work.cuh), whatever sequences they belong to, and walks it
 //   in tiles of 16 keys (32 of 8 bits). Each warp is for itself, without barriers: it copies rows of K and V to a ring
-//   of its own in shared memory (decode_loader.cuh), every lane the pieces that it reads itself, as factors of the
+//   of its own in shared memory (decode_loader.cuh), piece by piece where a lane reads it as a factor of the
 //   products (decode_products.cuh). K is asked for kStages tiles ahead as soon as the scores are made, V as soon as the
 //   values are added.
-//   Keys outside the sequence and released ones are read from a row of zeros, so that no bits of a slot reach a
-//   product, and masked by selection. The maximum of the online softmax moves only when a score passes it by 2^kSlack.
+//   Keys outside the sequence and released ones become zeros there, so that no bits of a slot reach a product, and are
+//   masked by selection. The maximum of the online softmax moves only when a score passes it by 2^kSlack.
 //   A segment, the keys of a (sequence, KV head), that a warp has whole is written straight away. Of the others the
 //   thread block merges the parts it has, and where a segment reaches over thread blocks they leave a part each in the
 //   workspace; the last of them, known by a ticket, merges those. Parts are merged in their order, so timing changes no
@@ -115,8 +115,10 @@ class DecodeWalk {
       loader_.resolve(place);
       place = loader_.look_up();
       wait_copies<kPending>();
+      __syncwarp();  // K was copied by other lanes too
       float scores[Traits::kKeyTiles][Traits::kRowTiles][4];
       multiply_keys<Traits>(shared + plane, query_, scores);
+      __syncwarp();
       loader_.copy_keys(ring + plane);
       uint32_t weights[Traits::kKeyTiles][Traits::kRowTiles][2];
       weigh(valid[0], scores, weights);
@@ -275,7 +277,7 @@ class DecodeWalk {
     const int64_t entered = warp_.end - num_units_ - num_done;
     const bool is_whole = num_done == cursor.now.num_tiles;
     const int index = entered > warp_.begin ? 1 : 0;
-    // The ring is free: nothing but zeros is on its way behind the last segment.
+    // The ring is free then: nothing but zeros is on its way behind the last segment.
     float *state = reinterpret_cast<float *>(shared + (index == 0 ? Traits::kRingBytes : 0));
     if (!is_whole && index == 1) {
       wait_copies<0>();

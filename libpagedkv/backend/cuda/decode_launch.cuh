@@ -19,12 +19,11 @@ Status launch_decode_traits(const AttendParams &params, const AttendDevice &devi
   constexpr int kBlockBytes = Traits::kSharedBytes + kAttendStaticSharedBytes + kReservedSharedBytes;
   const int num_blocks = std::min(device.processor_shared_bytes / kBlockBytes, Traits::kBlocks);
   const int64_t grid = static_cast<int64_t>(num_blocks) * device.num_processors;
-  // The tickets of other launches are zeros between launches: their upper half is the row of zeros.
   uint32_t *const tickets = static_cast<uint32_t *>(params.workspace);
   constexpr int64_t kPartsOffset = kMaxTickets + 1024;
   const uint64_t end = kPartsOffset * sizeof(uint32_t) +
                        static_cast<uint64_t>(grid) * 2 * Traits::kRows * Traits::kPartStride * sizeof(float);
-  *is_launched = num_blocks > 0 && Traits::kSharedBytes <= device.max_shared_bytes && grid <= kMaxTickets / 2 &&
+  *is_launched = num_blocks > 0 && Traits::kSharedBytes <= device.max_shared_bytes && grid <= kMaxTickets &&
                  end <= attend_workspace_bytes(Traits::kDim);
   if (!*is_launched) return PKV_OK;
 
@@ -33,7 +32,6 @@ Status launch_decode_traits(const AttendParams &params, const AttendDevice &devi
   DecodeLaunch launch = {};
   while ((1 << launch.block_shift) < params.kv.block_size) ++launch.block_shift;
   launch.tickets = tickets;
-  launch.zeros = reinterpret_cast<const char *>(tickets + kMaxTickets / 2);
   launch.parts = reinterpret_cast<float *>(tickets + kPartsOffset);
   void *arguments[] = {const_cast<AttendParams *>(&params), &launch};
   PKV_TRY_CUDA(cudaLaunchKernel(kernel, dim3(static_cast<unsigned int>(grid)), dim3(Traits::kThreads), arguments,

@@ -11,7 +11,6 @@ namespace pkv {
 struct DecodeLaunch {
   int32_t block_shift;  // block_size = 1 << block_shift
   uint32_t *tickets;    // [gridDim.x]: thread blocks that are done with the segment that starts in one and leaves it
-  const char *zeros;    // a row of zeros
   // [gridDim.x, 2, kRows, kPartStride]: of the segment that comes to a thread block, of that which leaves it
   float *parts;
 };
@@ -68,28 +67,31 @@ class DecodeLoader {
   // The rows of a tile that was looked up; then loads may follow.
   __device__ void resolve(const DecodePlace &place) {
     const bool is_valid = place.block >= 0;
+    const char *base = static_cast<const char *>(p_.kv.base);  // an address that nothing is read from
     const char *row = block_address(p_.kv, place.block) + place.offset;
-    rows_[0] = is_valid ? row : launch_.zeros;
-    if constexpr (!kSplitsLanes) rows_[1] = is_valid ? row + (p_.kv.v_offset - p_.kv.k_offset) : launch_.zeros;
+    rows_[0] = is_valid ? row : base;
+    if constexpr (!kSplitsLanes) rows_[1] = is_valid ? row + (p_.kv.v_offset - p_.kv.k_offset) : base;
     valid_ = __ballot_sync(0xffffffffu, is_valid);
   }
 
   __device__ uint32_t valid() const { return valid_; }  // bit i: key i of the resolved tile
 
-  // Asks for K and V of the resolved tile, into a plane of the ring.
+  // Asks for K of the resolved tile, into a plane of the ring. Lanes beside each other take neighbouring pieces of a
+  // row, which other lanes may read.
   __device__ void copy_keys(uint32_t plane) const {
+    constexpr int kRowPieces = 4 * Traits::kKeyUnits;
     const int lane = threadIdx.x % 32;
+    const int piece = lane % kRowPieces;
 #pragma unroll
-    for (int i = 0; i < 2 * Traits::kKeyTiles; ++i) {
-      const char *row = shuffle(rows_[0], i * 8 + lane / 4) + (lane % 4) * 16;
-#pragma unroll
-      for (int unit = 0; unit < Traits::kKeyUnits; ++unit) {
-        copy_stream<4>(plane + piece_offset<4>(i * Traits::kKeyUnits + unit, lane), row + unit * 64);
-      }
+    for (int i = 0; i < Traits::kTileKeys * kRowPieces / 32; ++i) {
+      const int key = i * (32 / kRowPieces) + lane / kRowPieces;
+      const int target = piece_offset<4>(key / 8 * Traits::kKeyUnits + piece / 4, key % 8 * 4 + piece % 4);
+      copy_stream<4>(plane + target, shuffle(rows_[0], key) + piece * 16, is_valid(key));
     }
     commit_copies();
   }
 
+  // The same of V; a lane reads what it has copied itself.
   __device__ void copy_values(uint32_t plane) const {
     constexpr int kWords = Traits::kValueWords;
     const int lane = threadIdx.x % 32;
@@ -100,7 +102,7 @@ class DecodeLoader {
 #pragma unroll
       for (int unit = 0; unit < Traits::kValueUnits; ++unit) {
         copy_stream<kWords>(plane + piece_offset<kWords>(i * Traits::kValueUnits + unit, lane),
-                            row + unit * 32 * kWords);
+                            row + unit * 32 * kWords, is_valid(key));
       }
     }
     commit_copies();
@@ -116,6 +118,8 @@ class DecodeLoader {
     plane_ = static_cast<uint32_t>(is_value ? v_row_offset(p_.kv, 0, cursor.kv_head, Traits::kBytes)
                                             : k_row_offset(p_.kv, 0, cursor.kv_head, Traits::kBytes));
   }
+
+  __device__ bool is_valid(int key) const { return (valid_ >> key & 1) != 0; }
 
   __device__ static const char *shuffle(const char *row, int lane) {
     return reinterpret_cast<const char *>(

@@ -47,19 +47,21 @@ struct DecodeTraits {
   static_assert(kStateFloats * 4 <= kRingBytes && kWarpBytes % 16 == 0);
 };
 
-// Copies kWords words to shared memory in the background.
+// Copies kWords words to shared memory in the background, or writes zeros and reads nothing.
 template <int kWords>
-__device__ inline void copy_stream(uint32_t destination, const char *source) {
+__device__ inline void copy_stream(uint32_t destination, const char *source, bool is_valid) {
   static_assert(kWords == 4 || kWords == 2);
+  const int bytes = is_valid ? kWords * 4 : 0;
   if constexpr (kWords == 4) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(destination), "l"(source) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(destination), "l"(source), "r"(bytes)
+                 : "memory");
   } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;\n" ::"r"(destination), "l"(source) : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;\n" ::"r"(destination), "l"(source), "r"(bytes)
+                 : "memory");
   }
 }
 
-// Where a lane has a piece of kWords words of a tile: lanes beside each other, so that no banks collide. A lane reads
-// what it has copied itself.
+// Where a lane reads a piece of kWords words of a tile: lanes beside each other, so that no banks collide.
 template <int kWords>
 __device__ constexpr int piece_offset(int piece, int lane) {
   return (piece * 32 + lane) * kWords * 4;
