@@ -281,6 +281,17 @@ class Cache {
 
   Status find(pkv_sequence id, Sequence **out) const;  // NOT_FOUND for a stale id, BUSY for one that is offloaded
   Status find_any(pkv_sequence id, Sequence **out) const;
+  // What a step soon to come will touch; any id.
+  void prefetch_sequence(pkv_sequence id) const {
+    if (index_of(id) >= sequences_.size()) return;
+    const char *record = reinterpret_cast<const char *>(sequences_[index_of(id)].get());
+    for (size_t i = 0; i < sizeof(Sequence); i += kCacheLineBytes) __builtin_prefetch(record + i, 1);
+  }
+  // The block that the next token goes into.
+  void prefetch_last_block(const Sequence &sequence) const {
+    const int64_t index = block_math_.index_of(sequence.length);
+    if (index < sequence.num_blocks) blocks_.prefetch_block(sequence.table.data()[index]);
+  }
   static Status check_prompt(const int64_t *tokens, int64_t num_tokens);
   Status find_all(const pkv_sequence *ids, int64_t num_sequences, bool takes_offloaded = false);  // into found_; each once
   // Ids: index and generation.

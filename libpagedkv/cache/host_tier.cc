@@ -20,9 +20,18 @@ constexpr uint32_t kDeclinesPerProbe = 64;
 
 Status HostTier::create(Backend *backend, const Pool &pool, const HostTierOptions &options,
                         std::unique_ptr<HostTier> *out) {
-  std::unique_ptr<HostTier> tier(new HostTier(backend, pool, options));
+  // Before the bookkeeping: a tier that is too large is refused at once.
+  DeviceMemory memory = {};
+  PKV_TRY(backend->allocate_pinned(static_cast<uint64_t>(options.num_slots) * pool.block_bytes(), &memory));
+  std::unique_ptr<HostTier> tier;
+  try {
+    tier.reset(new HostTier(backend, pool, options));
+  } catch (...) {
+    backend->release_pinned(&memory);
+    throw;
+  }
+  tier->memory_ = memory;
   PKV_TRY(backend->create_transfer_queue(&tier->queue_));
-  PKV_TRY(backend->allocate_pinned(static_cast<uint64_t>(options.num_slots) * pool.block_bytes(), &tier->memory_));
   *out = std::move(tier);
   return PKV_OK;
 }

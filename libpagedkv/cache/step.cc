@@ -10,6 +10,12 @@
 #include "cache/token_checks.h"
 
 namespace pkv {
+namespace {
+
+constexpr int64_t kStepAhead = 8;  // sequences whose records, then tables, then last blocks are prefetched
+
+}  // namespace
+
 Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t num_sequences, const int64_t *tokens,
                         int64_t num_tokens, Step *step) {
   PKV_TRY(check_usable());
@@ -22,6 +28,7 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
   step->num_tokens = 0;
   step->are_tokens_known = false;
   for (int64_t i = 0; i < num_sequences; ++i) {
+    if (i + kStepAhead < num_sequences) prefetch_sequence(ids[i + kStepAhead]);
     Sequence *sequence = nullptr;
     if (const Status status = find(ids[i], &sequence); status != PKV_OK) {
       if (status == PKV_BUSY) return fail(status, "sequences[%" PRId64 "]: %s", i, last_error());
@@ -31,6 +38,7 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
       return fail(PKV_INVALID_ARGUMENT, "sequences[%" PRId64 "] is %#" PRIx64 ", which appears twice", i, ids[i]);
     }
     sequence->plan_mark = plan_serial_;
+    __builtin_prefetch(sequence->table.data() + block_math_.index_of(sequence->length), 1);
     if (counts[i] < 0) {
       return fail(PKV_INVALID_ARGUMENT, "counts[%" PRId64 "] is %" PRId64 ", negative", i, counts[i]);
     }
@@ -72,6 +80,7 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
   for (; planned < num_sequences; ++planned) {
     StepItem &item = step->items[planned];
     Sequence *sequence = item.sequence;
+    if (planned + kStepAhead < num_sequences) prefetch_last_block(*step->items[planned + kStepAhead].sequence);
     int64_t new_length = 0;
     const bool overflows = !checked_add(item.old_length, item.count, &new_length);
     item.new_num_blocks = overflows ? 0 : block_math_.index_of(new_length + round_up);

@@ -31,7 +31,9 @@ class Device:
                                 block_size=BLOCK_SIZE)
         self.cache = pagedkv.Cache(layout, num_blocks=num_blocks, device="cuda", prefix_caching=prefix_caching)
         self.streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
-        self.batches = [self.cache.batch(max_sequences=2, max_tokens=2 * LENGTH, num_heads=NUM_HEADS) for _ in range(3)]
+        # With a bound on the length tables never grow, which would wait for the device.
+        self.batches = [self.cache.batch(2, 2 * LENGTH, max_sequence_length=2 * LENGTH, num_heads=NUM_HEADS)
+                        for _ in range(3)]
         shape = (2 * LENGTH, NUM_HEADS, HEAD_DIM)
         self.values = [cupy.full(shape, value, "float16") for value in range(8)]
         self.query = cupy.ones((1, NUM_HEADS, HEAD_DIM), "float16")

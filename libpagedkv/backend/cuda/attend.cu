@@ -6,6 +6,7 @@
 #include "backend/cuda/attend_plan.h"
 #include "backend/cuda/cuda_status.h"
 #include "backend/cuda/kernels.h"
+#include "backend/cuda/prefill_plan.h"
 #include "backend/cuda/support_table.h"
 #include "base/dtype.h"
 
@@ -14,7 +15,6 @@ namespace {
 
 constexpr int64_t kBlocksPerProcessor = 12;  // that the keys are cut for: some waves, so that the last one is short
 constexpr int64_t kMinChunkTiles = 4;        // fewer keys than that are not worth a combine
-constexpr int64_t kWorkspaceRows = 65536;    // partial results of (token, head)
 
 bool is_aligned(const void *data, int64_t token_stride, int64_t head_stride) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && token_stride % 8 == 0 && head_stride % 8 == 0;
@@ -111,7 +111,8 @@ AttendPlan plan_attend(const AttendParams &params, const AttendDevice &device) {
 }
 
 uint64_t attend_workspace_bytes(int head_dim) {
-  return kMaxTickets * sizeof(uint32_t) + static_cast<uint64_t>(kWorkspaceRows * (head_dim + 1)) * sizeof(float);
+  return (kMaxTickets + kPrefillCounters) * sizeof(uint32_t) +
+         static_cast<uint64_t>(kWorkspaceRows * (head_dim + 1)) * sizeof(float);
 }
 
 Status launch_attend_step(const AttendParams &params, const AttendDevice &device, cudaStream_t stream) {
@@ -122,6 +123,8 @@ Status launch_attend_step(const AttendParams &params, const AttendDevice &device
                                         : launch_query_decode<PKV_BFLOAT16>(params, device, stream, &is_launched));
     if (is_launched) return PKV_OK;
   }
+  PrefillPlan prefill = {};
+  if (plan_prefill(params, device, &prefill)) return launch_prefill(params, device, prefill, stream);
   const AttendPlan plan = plan_attend(params, device);
   if (plan.num_tiles > INT32_MAX || params.kv.num_kv_heads > 65535) {
     return fail(PKV_UNSUPPORTED, "%" PRId64 " tiles of %d KV heads are more than a launch can hold", plan.num_tiles,

@@ -14,6 +14,8 @@ constexpr int kAttendWarps = 4;
 constexpr int kMaxStages = 3;                     // of K and V in shared memory
 constexpr int kMaxSplits = 64;                    // thread blocks that share the keys of a tile of rows
 constexpr int64_t kMaxTickets = 65536;            // (tile of rows, KV head) whose keys may be split
+constexpr int64_t kWorkspaceRows = 65536;         // partial results of (token, head)
+constexpr int64_t kPrefillCounters = 4;           // beside the tickets, one of them used
 constexpr int kAttendStaticSharedBytes = 4352;    // at most
 constexpr int kReservedSharedBytes = 1024;        // that the device takes for each thread block
 
@@ -42,6 +44,7 @@ struct AttendDevice {
   int num_processors;          // multiprocessors
   int max_shared_bytes;        // dynamic, per thread block
   int processor_shared_bytes;  // of a multiprocessor
+  bool has_prefill;            // the kernel for Hopper runs here
 };
 
 struct AttendPlan {
@@ -55,8 +58,8 @@ struct AttendPlan {
 
 AttendPlan plan_attend(const AttendParams &params, const AttendDevice &device);
 
-// What a batch keeps, zeros at first: a ticket for each split tile of rows, which goes back to zero with each launch, and
-// room for partial results. A plan splits only as far as they go.
+// What a batch keeps, zeros at first: a ticket for each split tile of rows and the counter of prefill, which go back to
+// zero with each launch, and room for partial results. A plan splits only as far as they go.
 uint64_t attend_workspace_bytes(int head_dim);
 
 }  // namespace pkv

@@ -33,7 +33,7 @@ inline AttendLaunch make_launch(const AttendParams &params, const AttendPlan &pl
   if (plan.num_splits > 1) {
     const int64_t num_rows = params.tables.num_tokens * params.num_heads;
     launch.tickets = static_cast<uint32_t *>(params.workspace);
-    launch.partial_out = reinterpret_cast<float *>(launch.tickets + kMaxTickets);
+    launch.partial_out = reinterpret_cast<float *>(launch.tickets + kMaxTickets + kPrefillCounters);
     launch.partial_lse = launch.partial_out + plan.num_splits * num_rows * params.kv.head_dim;
   }
   return launch;
@@ -111,12 +111,13 @@ struct KeyCursor {
 };
 
 // Padding tokens belong to no sequence: their rows become 0, their lse -inf. Thread block x takes every gridDim.x-th.
+// Called by num_threads threads of it.
 template <class T>
-__device__ void clear_padding(const AttendParams &p) {
+__device__ void clear_padding(const AttendParams &p, int thread, int num_threads) {
   const int32_t head_dim = p.kv.v_head_dim;
   const int64_t end = p.tables.cu_seqlens_q[p.tables.num_sequences];
   for (int64_t token = end + blockIdx.x; token < p.tables.num_tokens; token += gridDim.x) {
-    for (int32_t i = threadIdx.x; i < p.num_heads * head_dim; i += blockDim.x) {
+    for (int32_t i = thread; i < p.num_heads * head_dim; i += num_threads) {
       const int32_t head = i / head_dim, dim = i % head_dim;
       static_cast<T *>(p.out)[token * p.out_token_stride + head * p.out_head_stride + dim] = from_float<T>(0.0f);
       if (dim == 0 && p.lse != nullptr) p.lse[token * p.lse_token_stride + head * p.lse_head_stride] = -INFINITY;

@@ -11,6 +11,7 @@
 #include "backend/cuda/cuda_transfer.h"
 #include "backend/cuda/device_context.h"
 #include "backend/cuda/kernels.h"
+#include "backend/cuda/prefill_plan.h"
 #include "backend/cuda/table_uploader.h"
 #include "base/log.h"
 
@@ -34,7 +35,7 @@ Status CudaBackend::prepare_device(int ordinal) {
   num_processors_ = properties.multiProcessorCount;
   // What the attention kernels declare beside their dynamic shared memory is kept free.
   attend_device_ = {num_processors_, static_cast<int>(properties.sharedMemPerBlockOptin) - kAttendStaticSharedBytes,
-                    static_cast<int>(properties.sharedMemPerMultiprocessor)};
+                    static_cast<int>(properties.sharedMemPerMultiprocessor), false};
   PKV_TRY(retain_context(ordinal, &context_));
   const ContextScope scope(context_);
   PKV_TRY(scope.status());
@@ -42,6 +43,7 @@ Status CudaBackend::prepare_device(int ordinal) {
     return fail(PKV_UNSUPPORTED, "%s: this library holds no code for %s, compute capability %d.%d", device_, name_,
                 properties.major, properties.minor);
   }
+  attend_device_.has_prefill = compute_capability_ == 90 && has_prefill();
   PKV_TRY_CUDA(cudaStreamCreateWithFlags(&upload_stream_, cudaStreamNonBlocking));
   return PKV_OK;
 }

@@ -1,0 +1,385 @@
+// The warpgroups of the prefill kernel that compute.
+#pragma once
+
+#include "backend/cuda/attend_combine.cuh"
+#include "backend/cuda/prefill_tiles.cuh"
+#include "backend/cuda/warpgroup_product.cuh"
+
+#ifdef PKV_IS_SM90A
+namespace pkv {
+
+template <class Traits>
+class PrefillConsumer {
+  using T = typename Traits::T;
+  static constexpr int kScores = Traits::kTile / 2;  // of a thread
+  static constexpr int kOutputs = Traits::kDim / 2;
+  static constexpr int kKeySteps = Traits::kTile / 16;
+  // Named barriers: one for each warpgroup's turn, one for its parts.
+  static constexpr int kTurnName = 1, kPartsName = kTurnName + Traits::kConsumers;
+
+ public:
+  __device__ PrefillConsumer(const AttendParams &p, const PrefillLaunch &launch, PrefillShared<Traits> *shared,
+                             const char *queries, const char *buffers, int warpgroup)
+      : p_(p), launch_(launch), shared_(shared), queries_(name_matrix(shared_address(queries) + warpgroup * 64 * 128, 0)),
+        keys_(name_matrix(shared_address(buffers), 0)),
+        values_(name_matrix(shared_address(buffers), Traits::kTile * 128)), warpgroup_(warpgroup), lane_(threadIdx.x % 32) {
+    const int32_t group = launch.group;
+    const int warp_row = warpgroup * 64 + threadIdx.x % kWarpgroupThreads / 32 * 16;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = warp_row + lane_ / 4 + i * 8;
+      token_[i] = row / group;
+      head_[i] = row % group;
+    }
+    warp_first_token_ = warp_row / group;
+    warp_last_token_ = (warp_row + 15) / group;
+    scale_log2_ = p.softcap > 0.0f ? kLog2E : p.scale * kLog2E;
+  }
+
+  __device__ void run() {
+    if constexpr (Traits::kPingPong) {
+      if (warpgroup_ == Traits::kConsumers - 1) arrive_named(turn_name(0), 2 * kWarpgroupThreads);
+    }
+    wait_barrier(&shared_->query_full[0], 0);
+    PrefillTile tile = shared_->tiles[0];
+    if (tile.num_key_tiles == 0) return;
+    float scores[kScores];
+    uint32_t weights[kKeySteps][4];
+    float out[kOutputs];
+#pragma unroll
+    for (int i = 0; i < kOutputs; ++i) out[i] = 0.0f;
+
+    // The first tile of keys.
+    int32_t key_tiles_left = tile.num_key_tiles, first_key = tile.last_key;
+    RingCursor<Traits::kQuerySlots> query_slot;
+    wait_barrier(&shared_->full[ring_.index], ring_.phase);
+    wait_turn();
+    fence_products();
+    multiply_queries(scores, query_slot.index, ring_.index);
+    commit_products();
+    give_turn();
+    wait_products<0>();
+    pin_registers(scores);
+    uint32_t box_mask = shared_->box_masks[ring_.index];
+    release_buffer(ring_.index);
+    ring_.advance();
+    prepare_scores(scores, tile, first_key, box_mask);
+    weigh(scores);
+    pin_registers(scores);
+
+    // At the head the products of the last tile of keys but one may be under way, from value_buffer.
+    bool is_under_way = false;
+    int value_buffer = 0;
+    while (true) {
+      const bool is_new = --key_tiles_left == 0;
+      PrefillTile next = tile;
+      if (is_new) {
+        query_slot.advance();
+        wait_barrier(&shared_->query_full[query_slot.index], query_slot.phase);
+        next = shared_->tiles[query_slot.index];
+        key_tiles_left = next.num_key_tiles;
+        first_key = next.last_key;
+      } else {
+        first_key -= Traits::kTile;
+      }
+      const bool is_end = key_tiles_left == 0;
+      const int key_buffer = ring_.index;
+      if (!is_end) wait_barrier(&shared_->full[key_buffer], ring_.phase);
+      // Behind a branch: the compiler would move this wait in front of the softmax otherwise.
+      wait_products<0>();
+      pin_registers(out);
+      if (is_under_way) release_buffer(value_buffer);
+      shrink_output(out);
+      pack(scores, weights);
+      if (is_end) break;
+      ring_.advance();
+      value_buffer = ring_.index;
+      wait_turn();
+      fence_products();
+      multiply_queries(scores, query_slot.index, key_buffer);
+      commit_products();
+      wait_barrier(&shared_->full[value_buffer], ring_.phase);
+      ring_.advance();
+      fence_products();
+      multiply_values(out, weights, value_buffer);
+      commit_products();
+      give_turn();
+      wait_products<1>();
+      pin_registers(scores);
+      box_mask = shared_->box_masks[key_buffer];
+      release_buffer(key_buffer);
+      is_under_way = !is_new;
+      if (is_new) {
+        wait_products<0>();
+        pin_registers(out);
+        release_buffer(value_buffer);
+        finish_tile(out, tile);
+        release_query(query_slot.index ^ 1);
+        tile = next;
+#pragma unroll
+        for (int i = 0; i < kOutputs; ++i) out[i] = 0.0f;
+        largest_[0] = largest_[1] = -INFINITY;
+        sum_[0] = sum_[1] = 0.0f;
+      }
+      prepare_scores(scores, tile, first_key, box_mask);
+      weigh(scores);
+      pin_registers(scores);
+    }
+    if (Traits::kTwoLoaders) ring_.advance();
+    wait_barrier(&shared_->full[ring_.index], ring_.phase);
+    fence_products();
+    multiply_values(out, weights, ring_.index);
+    commit_products();
+    wait_products<0>();
+    pin_registers(out);
+    finish_tile(out, tile);
+  }
+
+ private:
+  // Warpgroups issue their products in turn, so that the one's softmax runs beside the other's products.
+  __device__ static int turn_name(int warpgroup) { return kTurnName + warpgroup; }
+
+  __device__ void wait_turn() const {
+    if constexpr (Traits::kPingPong) sync_named(turn_name(warpgroup_), 2 * kWarpgroupThreads);
+  }
+
+  __device__ void give_turn() const {
+    if constexpr (Traits::kPingPong) {
+      arrive_named(turn_name(warpgroup_ + 1 == Traits::kConsumers ? 0 : warpgroup_ + 1), 2 * kWarpgroupThreads);
+    }
+  }
+
+  __device__ void release_buffer(int index) const {
+    __syncwarp();
+    if (lane_ == 0) arrive_barrier(&shared_->empty[index]);
+  }
+
+  __device__ void release_query(int index) const {
+    __syncwarp();
+    if (lane_ == 0) arrive_barrier(&shared_->query_empty[index]);
+  }
+
+  __device__ void multiply_queries(float (&scores)[kScores], int query_index, int buffer) const {
+    const uint32_t query = queries_ + query_index * matrix_words(Traits::kQueryBytes);
+    const uint32_t keys = keys_ + buffer * matrix_words(Traits::kTileBytes);
+#pragma unroll
+    for (int step = 0; step < Traits::kDim / 16; ++step) {
+      const int half = step / 4, in_half = step % 4 * 32;
+      multiply_shared<T>(scores, describe_matrix(query + matrix_words(half * (Traits::kRows * 128) + in_half)),
+                         describe_matrix(keys + matrix_words(half * (Traits::kTile * 128) + in_half)), step > 0);
+    }
+  }
+
+  __device__ void multiply_values(float (&out)[kOutputs], const uint32_t (&weights)[kKeySteps][4], int buffer) const {
+    const uint32_t values = values_ + buffer * matrix_words(Traits::kTileBytes);
+#pragma unroll
+    for (int step = 0; step < kKeySteps; ++step) {
+      multiply_registers<T>(out, weights[step], describe_matrix(values + matrix_words(step * 16 * 128)));
+    }
+  }
+
+  // Caps and masks.
+  __device__ void prepare_scores(float (&scores)[kScores], const PrefillTile &tile, int32_t first_key,
+                                 uint32_t box_mask) const {
+    if (p_.softcap > 0.0f) {
+      const float inner = 2.0f * kLog2E * p_.scale / p_.softcap;
+#pragma unroll
+      for (int i = 0; i < kScores; ++i) {
+        scores[i] = p_.softcap - 2.0f * p_.softcap * __fdividef(1.0f, 1.0f + exp2_fast(scores[i] * inner));
+      }
+    }
+    const int32_t warp_end = p_.is_causal ? tile.first_position + warp_first_token_ + 1 : tile.seq_len;
+    const bool all_boxes = box_mask == (1u << (Traits::kTile >> launch_.box_shift)) - 1;
+    const bool is_inside = first_key + Traits::kTile <= min(warp_end, tile.seq_len) && all_boxes &&
+                           (p_.window <= 0 || first_key > tile.first_position + warp_last_token_ - p_.window);
+    if (is_inside) return;
+    // Columns that a row sees, counted from the lane's first one: those from low to below high.
+    int32_t low[2], high[2];
+    const int32_t lane_column = lane_ % 4 * 2;
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      const int32_t position = tile.first_position + token_[row];
+      high[row] = (p_.is_causal ? min(position + 1, tile.seq_len) : tile.seq_len) - first_key - lane_column;
+      const int64_t lowest = p_.window > 0 ? position + 1 - p_.window - first_key : int64_t{0};
+      low[row] = static_cast<int32_t>(min(max(lowest, int64_t{0}), int64_t{Traits::kTile})) - lane_column;
+    }
+    // In the last box of a sequence keys stand `beyond` columns higher up than elsewhere.
+    const int32_t last_box = (tile.seq_len - 1) & ~(launch_.plan.box_rows - 1);  // its first key
+    const int32_t beyond = last_box + launch_.plan.box_rows - tile.seq_len;
+    const int32_t tail = beyond > 0 ? last_box - first_key : Traits::kTile;  // first column of the last box
+    if (all_boxes && tail >= Traits::kTile && p_.window <= 0) {
+#pragma unroll
+      for (int i = 0; i < kScores; ++i) {
+        if (i / 4 * 8 + i % 2 >= high[i / 2 % 2]) scores[i] = -INFINITY;
+      }
+      return;
+    }
+#pragma unroll
+    for (int column = 0; column < kScores / 4; ++column) {
+      const bool has_box = (box_mask >> (column * 8 >> launch_.box_shift) & 1) != 0;
+      const bool is_tail = column * 8 >= tail;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int row = i / 2;
+        const int32_t lowest = is_tail ? max(low[row], tail - lane_column) + beyond : low[row];
+        const int32_t end = !has_box ? INT32_MIN : is_tail ? high[row] + beyond : high[row];
+        const int32_t place = column * 8 + i % 2;
+        if (place < lowest || place >= end) scores[column * 4 + i] = -INFINITY;
+      }
+    }
+  }
+
+  // The online softmax: scores become weights.
+  __device__ void weigh(float (&scores)[kScores]) {
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      float most = scores[2 * row];
+#pragma unroll
+      for (int i = 0; i < kScores; i += 4) {
+        most = fmaxf(most, scores[i + 2 * row]);
+        most = fmaxf(most, scores[i + 2 * row + 1]);
+      }
+      most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
+      most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
+      if (Traits::kIsLazy) {
+        if (!((most - largest_[row]) * scale_log2_ > 8.0f)) most = largest_[row];
+      } else {
+        most = fmaxf(most, largest_[row]);
+      }
+      const float base = most == -INFINITY ? 0.0f : most * scale_log2_;
+      shrink_[row] = exp2_fast(largest_[row] * scale_log2_ - base);
+      largest_[row] = most;
+      float sum = 0.0f;
+#pragma unroll
+      for (int i = 0; i < kScores; i += 4) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          float &score = scores[i + 2 * row + j];
+          score = exp2_fast(fmaf(score, scale_log2_, -base));
+          sum += score;
+        }
+      }
+      sum_[row] = sum_[row] * shrink_[row] + sum;
+    }
+  }
+
+  __device__ static float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+  }
+
+  __device__ static void pack(const float (&scores)[kScores], uint32_t (&weights)[kKeySteps][4]) {
+#pragma unroll
+    for (int step = 0; step < kKeySteps; ++step) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) weights[step][i] = pack_pair<T>(scores[step * 8 + i * 2], scores[step * 8 + i * 2 + 1]);
+    }
+  }
+
+  __device__ void shrink_output(float (&out)[kOutputs]) const {
+    if (Traits::kSkipsRescale && !__any_sync(0xffffffffu, shrink_[0] != 1.0f || shrink_[1] != 1.0f)) return;
+#pragma unroll
+    for (int i = 0; i < kOutputs; ++i) out[i] *= shrink_[i / 2 % 2];
+  }
+
+  __device__ void finish_tile(const float (&out)[kOutputs], const PrefillTile &tile) {
+    const int32_t group = launch_.group;
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      float sum = sum_[row];
+      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+      const bool is_inside = token_[row] < tile.num_tokens;
+      const int64_t token = tile.first_token + token_[row];
+      const int32_t head = tile.kv_head * group + head_[row];
+      const float lse = sum == 0.0f ? -INFINITY : largest_[row] * scale_log2_ + log2f(sum);
+      float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
+      if (tile.num_parts > 1) {
+        if (is_inside) write_part(out, row, tile.part, token, head, lse, factor);
+        continue;
+      }
+      const float full = add_sink(p_, head, lse);
+      if (full != lse) factor *= exp2f(lse - full);
+      if (is_inside && lane_ % 4 == 0 && p_.lse != nullptr) {
+        p_.lse[token * p_.lse_token_stride + head * p_.lse_head_stride] = full * kLn2;
+      }
+      T *target = static_cast<T *>(p_.out) + token * p_.out_token_stride + head * p_.out_head_stride + lane_ % 4 * 8;
+#pragma unroll
+      for (int column = 0; column < kOutputs / 4; column += 4) {
+        uint32_t words[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int first = (column + i) * 4 + 2 * row;
+          words[i] = pack_pair<T>(out[first] * factor, out[first + 1] * factor);
+        }
+        transpose_quad(words);
+        if (is_inside) *reinterpret_cast<uint4 *>(target + column * 8) = {words[0], words[1], words[2], words[3]};
+      }
+    }
+    if (tile.num_parts > 1 && is_last_of_parts(tile)) {
+      const int warp = threadIdx.x % kWarpgroupThreads / 32;
+      for (int row = warpgroup_ * 64 + warp; row < (warpgroup_ + 1) * 64; row += kWarpgroupThreads / 32) {
+        if (row / group >= tile.num_tokens) break;
+        combine_parts<T>(p_, launch_.parts, tile.num_parts, tile.first_token + row / group,
+                         tile.kv_head * group + row % group);
+      }
+    }
+  }
+
+  __device__ void write_part(const float (&out)[kOutputs], int row, int32_t part, int64_t token, int32_t head, float lse,
+                             float factor) const {
+    const int64_t index = (part * p_.tables.num_tokens + token) * p_.num_heads + head;
+    if (lane_ % 4 == 0) launch_.parts.partial_lse[index] = lse;
+    float *target = launch_.parts.partial_out + index * Traits::kDim + lane_ % 4 * 2;
+#pragma unroll
+    for (int column = 0; column < kOutputs / 4; ++column) {
+      const float2 pair = {out[column * 4 + 2 * row] * factor, out[column * 4 + 2 * row + 1] * factor};
+      *reinterpret_cast<float2 *>(target + column * 8) = pair;
+    }
+  }
+
+  // Whether this warpgroup is the last one to come here with a part of its rows: then it sees those of the others. The
+  // ticket is zero again afterwards.
+  __device__ bool is_last_of_parts(const PrefillTile &tile) const {
+    __threadfence();
+    sync_named(kPartsName + warpgroup_, kWarpgroupThreads);
+    if (threadIdx.x % kWarpgroupThreads == 0) {
+      const uint32_t most = static_cast<uint32_t>(tile.num_parts) - 1;
+      const int64_t ticket = (static_cast<int64_t>(tile.index) * p_.kv.num_kv_heads + tile.kv_head) * Traits::kConsumers;
+      shared_->is_last[warpgroup_] = atomicInc(launch_.parts.tickets + ticket + warpgroup_, most) == most;
+      __threadfence();
+    }
+    sync_named(kPartsName + warpgroup_, kWarpgroupThreads);
+    return shared_->is_last[warpgroup_];
+  }
+
+  // Word i of lane j of a quad becomes word j of lane i, so that a lane has 16 neighbouring bytes.
+  __device__ void transpose_quad(uint32_t (&words)[4]) const {
+#pragma unroll
+    for (int bit = 1; bit <= 2; bit *= 2) {
+      const bool is_upper = (lane_ & bit) != 0;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if ((i & bit) != 0) continue;
+        const uint32_t other = __shfl_xor_sync(0xffffffffu, is_upper ? words[i] : words[i + bit], bit);
+        words[i] = is_upper ? other : words[i];
+        words[i + bit] = is_upper ? words[i + bit] : other;
+      }
+    }
+  }
+
+  const AttendParams &p_;
+  const PrefillLaunch &launch_;
+  PrefillShared<Traits> *const shared_;
+  const uint32_t queries_, keys_, values_;  // matrices: of the warpgroup's rows, and of the first buffer
+  const int warpgroup_, lane_;
+  int32_t token_[2], head_[2];  // of the thread's two rows: token in the tile, head in the group
+  int32_t warp_first_token_, warp_last_token_;
+  float scale_log2_;
+  float largest_[2] = {-INFINITY, -INFINITY}, sum_[2] = {0.0f, 0.0f}, shrink_[2];
+  RingCursor<Traits::kStages> ring_;
+};
+
+}  // namespace pkv
+#endif  // PKV_IS_SM90A

@@ -1,0 +1,67 @@
+// Attention of long query runs on Hopper: K and V of the queries' dtype, head dims of 64 and 128.
+//
+// Plan of prefill_rows:
+//   A thread block a multiprocessor takes tiles of rows, or parts of their keys, until none is left: a counter in the
+//   workspace gives them out, the longest of a sequence first. Row r of a tile is token r / group, head r % group of the
+//   heads that share a KV head. The first warpgroup loads: one warp finds tiles and brings their queries, up to one tile
+//   ahead, the others bring K and V, tile of keys after tile of keys, into a ring of buffers. Rows come in boxes of a block
+//   through tensor maps, swizzled; a block that is not there lies outside the map and arrives as zeros, and the last box of
+//   a sequence is moved down by the slots that hold nothing, whose place is taken by zeros: nothing that such a slot may
+//   hold is ever loaded. The other two warpgroups have 64 rows each and walk the keys backwards, so that masks are needed
+//   in the first steps alone. A step issues the scores of one tile of keys and the output of the one before it; softmax
+//   runs beside the latter, and beside the products of the other warpgroup, as they issue in turn. The steps of one tile
+//   of rows run on into those of the next one.
+//   Where there are few tiles of rows their keys are cut in parts; the last one to finish merges them, in order.
+// Bound by the tensor cores; see docs/kernels.md.
+#pragma once
+
+#include "backend/cuda/prefill_consumer.cuh"
+#include "backend/cuda/prefill_producer.cuh"
+
+namespace pkv {
+
+template <class Traits>
+__global__ void __launch_bounds__(Traits::kThreads, 1)
+    prefill_rows(const __grid_constant__ AttendParams p, const __grid_constant__ PrefillLaunch launch,
+                 const __grid_constant__ CUtensorMap query_map, const __grid_constant__ CUtensorMap key_map,
+                 const __grid_constant__ CUtensorMap value_map) {
+#ifdef PKV_IS_SM90A
+  extern __shared__ char dynamic_shared[];
+  __shared__ PrefillShared<Traits> shared;
+  // Swizzled rows stand in groups of 1024 bytes.
+  char *queries = dynamic_shared + ((1024 - shared_address(dynamic_shared) % 1024) & 1023);
+  char *buffers = queries + Traits::kQuerySlots * Traits::kQueryBytes;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < Traits::kStages; ++i) {
+      init_barrier(&shared.full[i], 1);
+      init_barrier(&shared.empty[i], Traits::kConsumers * 4);
+    }
+    for (int i = 0; i < Traits::kQuerySlots; ++i) {
+      init_barrier(&shared.tile_full[i], 1);
+      init_barrier(&shared.query_full[i], 1);
+      init_barrier(&shared.query_empty[i], Traits::kConsumers * 4);
+    }
+    fence_barrier_init();
+  }
+  __syncthreads();
+  const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroupThreads, 0);
+  if (warpgroup == 0) {
+    release_registers<Traits::kProducerRegisters>();
+    const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+    if (warp == 0 && !Traits::kTwoLoaders) {
+      KeyProducer<Traits>(p, launch, &shared, buffers).run(key_map, value_map);
+    } else if (Traits::kTwoLoaders && (warp == 0 || warp == 2)) {
+      KeyProducer<Traits>(p, launch, &shared, buffers).run_one(warp == 0 ? key_map : value_map, warp == 0);
+    } else if (warp == 1) {
+      produce_tiles<Traits>(p, launch, query_map, &shared, queries);
+    } else if (warp == 3) {
+      clear_padding<typename Traits::T>(p, threadIdx.x % 32, 32);
+    }
+  } else {
+    take_registers<Traits::kConsumerRegisters>();
+    PrefillConsumer<Traits>(p, launch, &shared, queries, buffers, warpgroup - 1).run();
+  }
+#endif
+}
+
+}  // namespace pkv

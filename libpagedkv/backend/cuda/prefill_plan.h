@@ -1,0 +1,33 @@
+// Which attends the prefill kernel of Hopper takes, and how it cuts them: from bounds that the host knows, so that a
+// captured launch serves every later step within them.
+#pragma once
+
+#include "backend/cuda/attend_plan.h"
+#include "base/status.h"
+
+#include <cuda_runtime.h>
+
+namespace pkv {
+
+struct PrefillPlan {
+  int32_t num_tiles;    // of rows, some may be empty
+  int32_t tile_tokens;  // query tokens of a tile of rows, each with all heads of a group
+  int32_t num_splits;   // parts that the keys of a tile of rows are cut into, at most
+  int32_t box_rows;     // tokens of a copied box: a power of two that divides a block and a tile of keys
+};
+
+constexpr int kPrefillWarpgroups = 2;  // that compute
+constexpr int kPrefillRows = 64 * kPrefillWarpgroups;
+constexpr int kPrefillTileKeys = 128;
+constexpr int kPrefillPartTiles = 8;    // tiles of keys in a part, at least
+
+// Whether the prefill kernel can do it, and is worth it.
+bool plan_prefill(const AttendParams &params, const AttendDevice &device, PrefillPlan *out);
+
+Status launch_prefill(const AttendParams &params, const AttendDevice &device, const PrefillPlan &plan,
+                      cudaStream_t stream);
+
+// Whether the library holds the kernel and the driver what it needs; asked on a device of compute capability 9.0.
+bool has_prefill();
+
+}  // namespace pkv

@@ -1,0 +1,190 @@
+// The warps of the prefill kernel that load: one takes tiles of rows and loads queries, one loads K and V.
+#pragma once
+
+#include "backend/cuda/prefill_tiles.cuh"
+
+#ifdef PKV_IS_SM90A
+namespace pkv {
+
+// Takes tiles of rows, as they come, and loads their queries.
+template <class Traits>
+__device__ void produce_tiles(const AttendParams &p, const PrefillLaunch &launch, const CUtensorMap &query_map,
+                              PrefillShared<Traits> *shared, char *queries) {
+  const int lane = threadIdx.x % 32;
+  const uint32_t num_heads = static_cast<uint32_t>(p.kv.num_kv_heads);
+  const uint32_t num_splits = static_cast<uint32_t>(launch.plan.num_splits);
+  const uint32_t num_works = static_cast<uint32_t>(launch.plan.num_tiles) * num_heads * num_splits;
+  const int32_t group = launch.group;
+  RingCursor<Traits::kQuerySlots> slot;
+  uint32_t work = blockIdx.x;
+  while (true) {
+    PrefillTile tile = {};
+    if (work < num_works) {
+      const uint32_t chunk_works = static_cast<uint32_t>(launch.plan.num_tiles) * launch.head_chunk;
+      const uint32_t part = work % num_splits, row_work = work / num_splits;
+      const uint32_t chunk = row_work / chunk_works;
+      const uint32_t in_chunk = row_work - chunk * chunk_works;
+      const uint32_t chunk_heads = min(static_cast<uint32_t>(launch.head_chunk), num_heads - chunk * launch.head_chunk);
+      const uint32_t index = in_chunk / chunk_heads;
+      uint32_t next = 0;
+      if (lane == 0) next = atomicInc(launch.next_tile, num_works - 1);
+      RowTile rows;
+      const bool has_rows = find_rows(p.tables, 1, launch.plan.tile_tokens, launch.plan.num_tiles - 1 - index, &rows);
+      work = __shfl_sync(0xffffffffu, next, 0) + gridDim.x;
+      if (!has_rows) continue;
+      tile.sequence = rows.sequence;
+      tile.kv_head = static_cast<int32_t>(chunk * launch.head_chunk + in_chunk - index * chunk_heads);
+      tile.first_token = rows.first_token + rows.first_row;
+      tile.num_tokens = min(launch.plan.tile_tokens, rows.num_rows - rows.first_row);
+      tile.seq_len = rows.seq_len;
+      tile.first_position = rows.seq_len - rows.query_len + rows.first_row;
+      int32_t end = rows.seq_len, begin = 0;
+      if (p.is_causal) end = min(end, tile.first_position + tile.num_tokens);
+      if (p.window > 0) {
+        const int64_t lowest = tile.first_position + 1 - p.window;
+        begin = lowest > 0 ? static_cast<int32_t>(lowest) / Traits::kTile : 0;
+      }
+      const int32_t last = max((end + Traits::kTile - 1) / Traits::kTile - 1, begin);
+      const int32_t num_key_tiles = last - begin + 1;
+      const int32_t num_parts = min(launch.plan.num_splits, max(num_key_tiles / kPrefillPartTiles, 1));
+      if (static_cast<int32_t>(part) >= num_parts) continue;
+      // Parts as equal as may be.
+      const int32_t part_tiles = num_key_tiles / num_parts, num_longer = num_key_tiles % num_parts;
+      const int32_t before = static_cast<int32_t>(part) * part_tiles + min(static_cast<int32_t>(part), num_longer);
+      tile.index = launch.plan.num_tiles - 1 - static_cast<int32_t>(index);
+      tile.part = static_cast<int32_t>(part);
+      tile.num_parts = num_parts;
+      tile.last_key = (last - before) * Traits::kTile;
+      tile.num_key_tiles = part_tiles + (static_cast<int32_t>(part) < num_longer ? 1 : 0);
+    }
+    wait_barrier(&shared->query_empty[slot.index], slot.phase ^ 1);
+    if (lane == 0) {
+      shared->tiles[slot.index] = tile;
+      uint64_t *barrier = &shared->query_full[slot.index];
+      arrive_barrier(&shared->tile_full[slot.index]);
+      if (tile.num_key_tiles == 0) {
+        arrive_barrier(barrier);
+      } else {
+        arrive_with_bytes(barrier, launch.plan.tile_tokens * group * Traits::kDim * 2);
+#pragma unroll
+        for (int half = 0; half < Traits::kHalves; ++half) {
+          copy_box(queries + slot.index * Traits::kQueryBytes + half * (Traits::kRows * 128), &query_map, barrier,
+                   half * 64, tile.kv_head * group, tile.first_token);
+        }
+      }
+    }
+    __syncwarp();
+    if (tile.num_key_tiles == 0) return;
+    slot.advance();
+  }
+}
+
+// Loads K and V of the tiles of rows: K of a tile of keys comes before V of the tile of keys that was walked before it.
+template <class Traits>
+class KeyProducer {
+ public:
+  __device__ KeyProducer(const AttendParams &p, const PrefillLaunch &launch, PrefillShared<Traits> *shared,
+                         char *buffers)
+      : p_(p), launch_(launch), shared_(shared), buffers_(buffers), lane_(threadIdx.x % 32),
+        lane_key_((threadIdx.x % 32) << launch.box_shift) {}
+
+  __device__ void run(const CUtensorMap &key_map, const CUtensorMap &value_map) {
+    RingCursor<Traits::kQuerySlots> slot;
+    Place pending = {};
+    bool has_pending = false;
+    while (true) {
+      wait_barrier(&shared_->tile_full[slot.index], slot.phase);
+      const PrefillTile &tile = shared_->tiles[slot.index];
+      const int32_t num_key_tiles = tile.num_key_tiles, seq_len = tile.seq_len, kv_head = tile.kv_head;
+      if (num_key_tiles == 0) break;
+      const int32_t *table = p_.tables.block_table + tile.sequence * p_.tables.table_stride;
+      int32_t first_key = tile.last_key;
+      slot.advance();
+      int32_t entry = look_up(table, first_key, seq_len);
+      for (int32_t i = 0; i < num_key_tiles; ++i, first_key -= Traits::kTile) {
+        const int32_t next_entry =
+            i + 1 < num_key_tiles ? look_up(table, first_key - Traits::kTile, seq_len) : -1;
+        const int32_t key = first_key + lane_key_;
+        // The last box of a sequence is moved down, so that slots beyond the sequence stay out of it.
+        const int32_t offset = entry < 0 ? 0 : key % p_.kv.block_size - max(key + launch_.plan.box_rows - seq_len, 0);
+        const Place place = {entry, offset, kv_head};
+        load(key_map, place);
+        if (has_pending) load(value_map, pending);
+        pending = place;
+        has_pending = true;
+        entry = next_entry;
+      }
+    }
+    if (has_pending) load(value_map, pending);
+  }
+
+  // K or V alone: in the ring stand K, K, V, K, V, ...
+  __device__ void run_one(const CUtensorMap &map, bool is_key) {
+    RingCursor<Traits::kQuerySlots> slot;
+    if (!is_key) ring_.advance(2);
+    int steps = is_key ? 1 : 2;
+    while (true) {
+      wait_barrier(&shared_->tile_full[slot.index], slot.phase);
+      const PrefillTile &tile = shared_->tiles[slot.index];
+      const int32_t num_key_tiles = tile.num_key_tiles, seq_len = tile.seq_len, kv_head = tile.kv_head;
+      if (num_key_tiles == 0) break;
+      const int32_t *table = p_.tables.block_table + tile.sequence * p_.tables.table_stride;
+      int32_t first_key = tile.last_key;
+      slot.advance();
+      int32_t entry = look_up(table, first_key, seq_len);
+      for (int32_t i = 0; i < num_key_tiles; ++i, first_key -= Traits::kTile) {
+        const int32_t next_entry =
+            i + 1 < num_key_tiles ? look_up(table, first_key - Traits::kTile, seq_len) : -1;
+        const int32_t key = first_key + lane_key_;
+        const int32_t offset = entry < 0 ? 0 : key % p_.kv.block_size - max(key + launch_.plan.box_rows - seq_len, 0);
+        load(map, {entry, offset, kv_head}, steps);
+        steps = 2;
+        entry = next_entry;
+      }
+    }
+  }
+
+ private:
+  // Of the lane's box.
+  struct Place {
+    int32_t block, offset, kv_head;
+  };
+
+  // The block of the lane's box; negative outside the sequence and where it was given back.
+  __device__ int32_t look_up(const int32_t *table, int32_t first_key, int32_t seq_len) const {
+    const int32_t key = first_key + lane_key_;
+    return lane_key_ < Traits::kTile && key < seq_len ? table[key / p_.kv.block_size] : -1;
+  }
+
+  __device__ void load(const CUtensorMap &map, const Place &place, int steps = 1) {
+    wait_barrier(&shared_->empty[ring_.index], ring_.phase ^ 1);
+    const uint32_t mask = __ballot_sync(0xffffffffu, place.block >= 0);
+    uint64_t *barrier = &shared_->full[ring_.index];
+    if (lane_ == 0) {
+      shared_->box_masks[ring_.index] = mask;
+      arrive_with_bytes(barrier, Traits::kTileBytes);
+    }
+    __syncwarp();
+    if (lane_key_ < Traits::kTile) {
+      char *target = buffers_ + ring_.index * Traits::kTileBytes + lane_key_ * 128;
+#pragma unroll
+      for (int half = 0; half < Traits::kHalves; ++half) {
+        copy_box(target + half * (Traits::kTile * 128), &map, barrier, half * 64, place.offset, place.kv_head,
+                 place.block < 0 ? -1 : place.block);
+      }
+    }
+    __syncwarp();
+    ring_.advance(steps);
+  }
+
+  const AttendParams &p_;
+  const PrefillLaunch &launch_;
+  PrefillShared<Traits> *const shared_;
+  char *const buffers_;
+  const int lane_;
+  const int32_t lane_key_;  // first of the lane's box in the tile
+  RingCursor<Traits::kStages> ring_;
+};
+
+}  // namespace pkv
+#endif  // PKV_IS_SM90A

@@ -1,0 +1,85 @@
+// What the prefill kernel is built from: its shape, what its warps hand to each other, and their place in rings of
+// barriers. The plan stands in prefill_kernel.cuh.
+#pragma once
+
+#include "backend/cuda/attend_tiles.cuh"
+#include "backend/cuda/hopper.cuh"
+#include "backend/cuda/prefill_plan.h"
+
+namespace pkv {
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define PKV_IS_SM90A 1
+#endif
+
+// What a launch adds to the parameters.
+struct PrefillLaunch {
+  PrefillPlan plan;
+  int32_t group;        // heads that share a KV head
+  int32_t box_shift;    // logarithm of plan.box_rows
+  int32_t head_chunk;   // KV heads that are walked side by side
+  AttendLaunch parts;   // where they are written and counted, if there are any
+  uint32_t *next_tile;  // counts the tiles that were taken; zero before and after a launch
+};
+
+// A tile of rows, as the producer hands it to the consumers.
+struct PrefillTile {
+  int32_t first_token;     // in the step
+  int32_t num_tokens;
+  int32_t first_position;  // of the first token
+  int32_t kv_head;
+  int32_t last_key;        // first key of the tile of keys that comes first: they are walked backwards
+  int32_t num_key_tiles;   // 0: there are no more tiles
+  int32_t seq_len;
+  int32_t sequence;
+  int32_t index;           // of the tile, among all of the step
+  int32_t part, num_parts;
+};
+
+template <class Element, int kHeadDim, int kKeys = kPrefillTileKeys, int kBuffers = kHeadDim == 64 ? 10 : 5,
+          int kGroups = kPrefillWarpgroups, int kFlags = 27>
+struct PrefillTraits {
+  using T = Element;
+  static constexpr int kDim = kHeadDim;
+  static constexpr int kTile = kKeys;          // keys
+  static constexpr int kStages = kBuffers;     // tiles of K or V
+  static constexpr int kConsumers = kGroups;   // warpgroups
+  static constexpr bool kPingPong = (kFlags & 1) != 0;
+  static constexpr bool kSkipsRescale = (kFlags & 2) != 0;
+  static constexpr bool kIsLazy = (kFlags & 16) != 0;
+  static constexpr bool kTwoLoaders = (kFlags & 8) != 0;
+  static constexpr int kQuerySlots = 2;
+  static constexpr int kRows = 64 * kGroups;
+  static constexpr int kThreads = kWarpgroupThreads * (kGroups + 1);
+  static constexpr int kProducerRegisters = kGroups == 3 ? 32 : 40;
+  static constexpr int kConsumerRegisters = kGroups == 3 ? 160 : 232;
+  static constexpr int kHalves = kHeadDim / 64;
+  static constexpr int kTileBytes = kKeys * kHeadDim * 2;
+  static constexpr int kQueryBytes = kRows * kHeadDim * 2;
+  static constexpr int kSharedBytes = 1024 + kQuerySlots * kQueryBytes + kBuffers * kTileBytes;
+};
+
+template <class Traits>
+struct PrefillShared {
+  uint64_t full[Traits::kStages], empty[Traits::kStages];
+  uint64_t tile_full[Traits::kQuerySlots], query_full[Traits::kQuerySlots], query_empty[Traits::kQuerySlots];
+  PrefillTile tiles[Traits::kQuerySlots];
+  uint32_t box_masks[Traits::kStages];  // boxes of the tile of keys that are there
+  bool is_last[Traits::kConsumers];     // part of a tile of rows
+};
+
+// Position in a ring of barriers.
+template <int kSize>
+struct RingCursor {
+  int index = 0;
+  uint32_t phase = 0;
+  __device__ void advance(int steps = 1) {
+    index += steps;
+    if (index >= kSize) {
+      index -= kSize;
+      phase ^= 1;
+    }
+  }
+};
+
+}  // namespace pkv

@@ -1,0 +1,83 @@
+"""Long query runs, which a device may compute with a kernel of its own: many rows and keys, so that tiles of both are full,
+cut and empty."""
+import numpy as np
+import pytest
+
+from .design import choose_options
+from .trial import Trial
+
+
+def make_trial(device, seed, *, num_blocks_of_16=160, **layout):
+    return Trial(device, seed, num_blocks=num_blocks_of_16 * 16 // layout["block_size"] + 16, source=layout["dtype"],
+                 **layout)
+
+
+# head_dim, dtype, block_size, order, query heads of a KV head, steps
+LAYOUTS = [
+    (128, "bfloat16", 16, "token_head", 4, [[300, 1, 0, 129], [64, 200, 3, 33]]),
+    (128, "float16", 16, "head_token", 1, [[257, 128], [1, 300]]),
+    (128, "bfloat16", 8, "token_head", 7, [[150, 77], [19, 130]]),
+    (128, "float16", 32, "head_token", 8, [[100, 40, 5], [90, 60, 70]]),
+    (128, "bfloat16", 48, "token_head", 2, [[200, 50], [150, 129]]),
+    (128, "bfloat16", 64, "token_head", 3, [[129, 130], [64, 63]]),
+    (128, "bfloat16", 128, "head_token", 4, [[257, 90], [127, 100]]),
+    (64, "float16", 16, "token_head", 4, [[300, 1, 0, 129], [64, 200, 3, 33]]),
+    (64, "bfloat16", 256, "head_token", 5, [[257, 90], [127, 100]]),
+    (64, "bfloat16", 24, "token_head", 64, [[70, 20], [40, 17]]),
+]
+
+
+@pytest.mark.parametrize("names", [(), ("window",), ("softcap", "sinks"), ("causal",), ("scale", "causal", "window")],
+                         ids=lambda names: "-".join(names) or "none")
+@pytest.mark.parametrize("head_dim, dtype, block_size, order, group, steps", LAYOUTS)
+def test_long_runs(device, head_dim, dtype, block_size, order, group, steps, names):
+    trial = make_trial(device, block_size + group, num_kv_heads=2, head_dim=head_dim, dtype=dtype,
+                       block_size=block_size, order=order)
+    batch = trial.make_batch()
+    sequences = [trial.open()[0] for _ in steps[0]]
+    for counts in steps:
+        work = [(tracked, trial.random_tokens(count)) for tracked, count in zip(sequences, counts)]
+        trial.step(batch, work, num_heads=2 * group, q_dtype=dtype, pad_sequences=len(counts) + 2,
+                   pad_tokens=sum(counts) + 3, **choose_options(trial.rng, names, 2 * group))
+
+
+@pytest.mark.parametrize("window", [1, 64, 130, 300])
+def test_windows_across_tiles(device, window):
+    trial = make_trial(device, window, num_kv_heads=2, head_dim=64, dtype="bfloat16", block_size=16)
+    batch, tracked = trial.make_batch(), trial.open()[0]
+    for count in (390, 200):
+        trial.step(batch, [(tracked, trial.random_tokens(count))], num_heads=8, q_dtype="bfloat16", window=window)
+
+
+def test_chunks_give_what_the_whole_gives(device):
+    """And neither depends on what shares the step."""
+    trial = make_trial(device, 11, num_kv_heads=2, head_dim=128, dtype="bfloat16", block_size=16)
+    batch, tokens = trial.make_batch(), trial.random_tokens(500)
+    q = trial.make_query(500, 8, "bfloat16")
+    results = []
+    for counts, others in (([500], []), ([200, 140, 160], []), ([500], [70, 1])):
+        tracked = trial.open()[0]
+        other = [(trial.open()[0], trial.random_tokens(count)) for count in others]
+        start, parts = 0, []
+        for count in counts:
+            work = [(tracked, tokens[start:start + count])] + other
+            trial.prepare(batch, work)
+            trial.write(batch, work)
+            own = q[start:start + count]
+            beside = trial.make_query(sum(others), 8, "bfloat16")
+            parts.append(trial.attend(0, batch, np.concatenate([own, beside]), "bfloat16")[0][:count])
+            start += count
+        results.append(np.concatenate(parts))
+        for closed in [tracked] + [tracked for tracked, _ in other]:
+            trial.close(closed)
+    for result in results[1:]:
+        np.testing.assert_allclose(result, results[0], rtol=0.02, atol=0.01)
+
+
+def test_a_batch_of_prompts_and_decodes(device):
+    trial = make_trial(device, 12, num_blocks_of_16=240, num_kv_heads=2, head_dim=128, dtype="bfloat16", block_size=16)
+    batch = trial.make_batch()
+    sequences = [trial.open()[0] for _ in range(6)]
+    for counts in ([400, 300, 0, 0, 90, 30], [1, 1, 600, 0, 1, 1], [1, 100, 1, 700, 0, 1]):
+        work = [(tracked, trial.random_tokens(count)) for tracked, count in zip(sequences, counts)]
+        trial.step(batch, work, num_heads=8, q_dtype="bfloat16")
