@@ -20,7 +20,7 @@ Status launch_decode_traits(const AttendParams &params, const AttendDevice &devi
   const int num_blocks = std::min(device.processor_shared_bytes / kBlockBytes, Traits::kBlocks);
   const int64_t grid = static_cast<int64_t>(num_blocks) * device.num_processors;
   uint32_t *const tickets = static_cast<uint32_t *>(params.workspace);
-  constexpr int64_t kPartsOffset = kMaxTickets + 1024;
+  constexpr int64_t kPartsOffset = kMaxTickets + kPrefillCounters;
   const uint64_t end = kPartsOffset * sizeof(uint32_t) +
                        static_cast<uint64_t>(grid) * 2 * Traits::kRows * Traits::kPartStride * sizeof(float);
   *is_launched = num_blocks > 0 && Traits::kSharedBytes <= device.max_shared_bytes && grid <= kMaxTickets &&
