@@ -43,12 +43,14 @@ Status launch_query(const AttendParams &params, const AttendPlan &plan, cudaStre
   }
 }
 
-// Whether the decode kernel computes it; its offsets within a block are 32-bit.
+// Whether the decode kernel computes it: 8-bit K and V, where it is the faster one (docs/kernels.md). Its offsets within
+// a block are 32-bit.
 bool is_decode(const AttendParams &params) {
   const int32_t block_size = params.kv.block_size;
   const int64_t num_rows = params.tables.max_query_len * (params.num_heads / params.kv.num_kv_heads);
-  return !params.is_invariant && params.tree_mask == nullptr && params.alibi_slopes == nullptr &&
-         params.kv.kv_scales != PKV_SCALES_PER_TOKEN_HEAD && num_rows <= kMaxDecodeRows &&
+  return params.kv.dtype != params.dtype && !params.is_invariant && params.tree_mask == nullptr &&
+         params.alibi_slopes == nullptr && params.kv.kv_scales != PKV_SCALES_PER_TOKEN_HEAD &&
+         num_rows <= kMaxDecodeRows &&
          (block_size & (block_size - 1)) == 0 && params.kv.block_bytes <= UINT32_MAX;
 }
 

@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
       walk.run(shared + warp * Traits::kWarpBytes, slots + 2 * warp);
     }
   }
-  clear_padding<typename Traits::T>(p);
+  clear_padding<typename Traits::T>(p, threadIdx.x, blockDim.x);
   if (!has_units) return;
   __syncthreads();
 
