@@ -148,7 +148,7 @@ class Machine(RuleBasedStateMachine):
         item = self.one(data)
         start = data.draw(st.integers(0, len(item.tokens)))
         count = min(count, len(item.tokens) - start)
-        if self.attempt(lambda: item.seq.shift(start, count), pagedkv.OutOfBlocksError, *self.cut_refusals([item])):
+        if self.attempt(lambda: item.seq.shift(start, count), *REFUSALS, *self.cut_refusals([item])):
             item.drop(start, count)
 
     @precondition(lambda self: self.items)

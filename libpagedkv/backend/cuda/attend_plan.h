@@ -15,7 +15,7 @@ constexpr int kMaxStages = 3;                     // of K and V in shared memory
 constexpr int kMaxSplits = 64;                    // thread blocks that share the keys of a tile of rows
 constexpr int64_t kMaxTickets = 65536;            // (tile of rows, KV head) whose keys may be split
 constexpr int64_t kWorkspaceRows = 65536;         // partial results of (token, head)
-constexpr int64_t kPrefillCounters = 4;           // beside the tickets, one of them used
+constexpr int64_t kPrefillCounters = 4;           // beside the tickets; one is used, four keep what follows aligned
 constexpr int kAttendStaticSharedBytes = 4352;    // at most
 constexpr int kReservedSharedBytes = 1024;        // that the device takes for each thread block
 

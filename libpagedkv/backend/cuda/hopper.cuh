@@ -52,10 +52,6 @@ __device__ inline void arrive_named(int name, int num_threads) {
 
 // --- Copies of boxes. What lies outside the tensor, negative coordinates too, arrives as zeros.
 
-__device__ inline void prefetch_map(const CUtensorMap *map) {
-  asm volatile("prefetch.tensormap [%0];\n" ::"l"(map) : "memory");
-}
-
 __device__ inline void copy_box(void *destination, const CUtensorMap *map, uint64_t *barrier, int x, int y, int z) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];\n"

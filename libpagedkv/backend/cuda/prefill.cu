@@ -88,7 +88,6 @@ Status launch_traits(const AttendParams &params, const AttendDevice &device, con
   AttendPlan parts = {};
   parts.num_splits = plan.num_splits;
   launch.parts = make_launch(params, parts);
-  launch.head_chunk = 1;
   launch.next_tile = static_cast<uint32_t *>(params.workspace) + kMaxTickets;
   const int64_t num_works = static_cast<int64_t>(plan.num_tiles) * params.kv.num_kv_heads * plan.num_splits;
   const dim3 grid(static_cast<unsigned int>(std::min<int64_t>(num_works, device.num_processors)));

@@ -37,9 +37,7 @@ class PrefillConsumer {
   }
 
   __device__ void run() {
-    if constexpr (Traits::kPingPong) {
-      if (warpgroup_ == Traits::kConsumers - 1) arrive_named(turn_name(0), 2 * kWarpgroupThreads);
-    }
+    if (warpgroup_ == Traits::kConsumers - 1) arrive_named(turn_name(0), 2 * kWarpgroupThreads);
     wait_barrier(&shared_->query_full[0], 0);
     PrefillTile tile = shared_->tiles[0];
     if (tile.num_key_tiles == 0) return;
@@ -125,7 +123,7 @@ class PrefillConsumer {
       weigh(scores);
       pin_registers(scores);
     }
-    if (Traits::kTwoLoaders) ring_.advance();
+    ring_.advance();
     wait_barrier(&shared_->full[ring_.index], ring_.phase);
     fence_products();
     multiply_values(out, weights, ring_.index);
@@ -140,13 +138,11 @@ class PrefillConsumer {
   __device__ static int turn_name(int warpgroup) { return kTurnName + warpgroup; }
 
   __device__ void wait_turn() const {
-    if constexpr (Traits::kPingPong) sync_named(turn_name(warpgroup_), 2 * kWarpgroupThreads);
+    sync_named(turn_name(warpgroup_), 2 * kWarpgroupThreads);
   }
 
   __device__ void give_turn() const {
-    if constexpr (Traits::kPingPong) {
-      arrive_named(turn_name(warpgroup_ + 1 == Traits::kConsumers ? 0 : warpgroup_ + 1), 2 * kWarpgroupThreads);
-    }
+    arrive_named(turn_name(warpgroup_ + 1 == Traits::kConsumers ? 0 : warpgroup_ + 1), 2 * kWarpgroupThreads);
   }
 
   __device__ void release_buffer(int index) const {
@@ -241,11 +237,8 @@ class PrefillConsumer {
       }
       most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
       most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
-      if (Traits::kIsLazy) {
-        if (!((most - largest_[row]) * scale_log2_ > 8.0f)) most = largest_[row];
-      } else {
-        most = fmaxf(most, largest_[row]);
-      }
+      // A maximum that grew by less than 2^8 is let go: weights may be so large, and the output need not shrink.
+      if (!((most - largest_[row]) * scale_log2_ > 8.0f)) most = largest_[row];
       const float base = most == -INFINITY ? 0.0f : most * scale_log2_;
       shrink_[row] = exp2_fast(largest_[row] * scale_log2_ - base);
       largest_[row] = most;
@@ -278,7 +271,7 @@ class PrefillConsumer {
   }
 
   __device__ void shrink_output(float (&out)[kOutputs]) const {
-    if (Traits::kSkipsRescale && !__any_sync(0xffffffffu, shrink_[0] != 1.0f || shrink_[1] != 1.0f)) return;
+    if (!__any_sync(0xffffffffu, shrink_[0] != 1.0f || shrink_[1] != 1.0f)) return;
 #pragma unroll
     for (int i = 0; i < kOutputs; ++i) out[i] *= shrink_[i / 2 % 2];
   }

@@ -48,10 +48,8 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   if (warpgroup == 0) {
     release_registers<Traits::kProducerRegisters>();
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
-    if (warp == 0 && !Traits::kTwoLoaders) {
-      KeyProducer<Traits>(p, launch, &shared, buffers).run(key_map, value_map);
-    } else if (Traits::kTwoLoaders && (warp == 0 || warp == 2)) {
-      KeyProducer<Traits>(p, launch, &shared, buffers).run_one(warp == 0 ? key_map : value_map, warp == 0);
+    if (warp == 0 || warp == 2) {
+      KeyProducer<Traits>(p, launch, &shared, buffers).run(warp == 0 ? key_map : value_map, warp == 0);
     } else if (warp == 1) {
       produce_tiles<Traits>(p, launch, query_map, &shared, queries);
     } else if (warp == 3) {

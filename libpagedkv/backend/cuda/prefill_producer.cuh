@@ -1,4 +1,4 @@
-// The warps of the prefill kernel that load: one takes tiles of rows and loads queries, one loads K and V.
+// The warps of the prefill kernel that load: one takes tiles of rows and loads queries, one loads K, one V.
 #pragma once
 
 #include "backend/cuda/prefill_tiles.cuh"
@@ -11,21 +11,17 @@ template <class Traits>
 __device__ void produce_tiles(const AttendParams &p, const PrefillLaunch &launch, const CUtensorMap &query_map,
                               PrefillShared<Traits> *shared, char *queries) {
   const int lane = threadIdx.x % 32;
-  const uint32_t num_heads = static_cast<uint32_t>(p.kv.num_kv_heads);
+  const uint32_t num_tiles = static_cast<uint32_t>(launch.plan.num_tiles);
   const uint32_t num_splits = static_cast<uint32_t>(launch.plan.num_splits);
-  const uint32_t num_works = static_cast<uint32_t>(launch.plan.num_tiles) * num_heads * num_splits;
+  const uint32_t num_works = num_tiles * static_cast<uint32_t>(p.kv.num_kv_heads) * num_splits;
   const int32_t group = launch.group;
   RingCursor<Traits::kQuerySlots> slot;
   uint32_t work = blockIdx.x;
   while (true) {
     PrefillTile tile = {};
     if (work < num_works) {
-      const uint32_t chunk_works = static_cast<uint32_t>(launch.plan.num_tiles) * launch.head_chunk;
       const uint32_t part = work % num_splits, row_work = work / num_splits;
-      const uint32_t chunk = row_work / chunk_works;
-      const uint32_t in_chunk = row_work - chunk * chunk_works;
-      const uint32_t chunk_heads = min(static_cast<uint32_t>(launch.head_chunk), num_heads - chunk * launch.head_chunk);
-      const uint32_t index = in_chunk / chunk_heads;
+      const uint32_t kv_head = row_work / num_tiles, index = row_work % num_tiles;
       uint32_t next = 0;
       if (lane == 0) next = atomicInc(launch.next_tile, num_works - 1);
       RowTile rows;
@@ -33,7 +29,7 @@ __device__ void produce_tiles(const AttendParams &p, const PrefillLaunch &launch
       work = __shfl_sync(0xffffffffu, next, 0) + gridDim.x;
       if (!has_rows) continue;
       tile.sequence = rows.sequence;
-      tile.kv_head = static_cast<int32_t>(chunk * launch.head_chunk + in_chunk - index * chunk_heads);
+      tile.kv_head = static_cast<int32_t>(kv_head);
       tile.first_token = rows.first_token + rows.first_row;
       tile.num_tokens = min(launch.plan.tile_tokens, rows.num_rows - rows.first_row);
       tile.seq_len = rows.seq_len;
@@ -79,7 +75,8 @@ __device__ void produce_tiles(const AttendParams &p, const PrefillLaunch &launch
   }
 }
 
-// Loads K and V of the tiles of rows: K of a tile of keys comes before V of the tile of keys that was walked before it.
+// Loads K or V of the tiles of rows. K of a tile of keys comes before V of the tile that was walked before it: in the ring
+// stand K, K, V, K, V, ...
 template <class Traits>
 class KeyProducer {
  public:
@@ -88,38 +85,7 @@ class KeyProducer {
       : p_(p), launch_(launch), shared_(shared), buffers_(buffers), lane_(threadIdx.x % 32),
         lane_key_((threadIdx.x % 32) << launch.box_shift) {}
 
-  __device__ void run(const CUtensorMap &key_map, const CUtensorMap &value_map) {
-    RingCursor<Traits::kQuerySlots> slot;
-    Place pending = {};
-    bool has_pending = false;
-    while (true) {
-      wait_barrier(&shared_->tile_full[slot.index], slot.phase);
-      const PrefillTile &tile = shared_->tiles[slot.index];
-      const int32_t num_key_tiles = tile.num_key_tiles, seq_len = tile.seq_len, kv_head = tile.kv_head;
-      if (num_key_tiles == 0) break;
-      const int32_t *table = p_.tables.block_table + tile.sequence * p_.tables.table_stride;
-      int32_t first_key = tile.last_key;
-      slot.advance();
-      int32_t entry = look_up(table, first_key, seq_len);
-      for (int32_t i = 0; i < num_key_tiles; ++i, first_key -= Traits::kTile) {
-        const int32_t next_entry =
-            i + 1 < num_key_tiles ? look_up(table, first_key - Traits::kTile, seq_len) : -1;
-        const int32_t key = first_key + lane_key_;
-        // The last box of a sequence is moved down, so that slots beyond the sequence stay out of it.
-        const int32_t offset = entry < 0 ? 0 : key % p_.kv.block_size - max(key + launch_.plan.box_rows - seq_len, 0);
-        const Place place = {entry, offset, kv_head};
-        load(key_map, place);
-        if (has_pending) load(value_map, pending);
-        pending = place;
-        has_pending = true;
-        entry = next_entry;
-      }
-    }
-    if (has_pending) load(value_map, pending);
-  }
-
-  // K or V alone: in the ring stand K, K, V, K, V, ...
-  __device__ void run_one(const CUtensorMap &map, bool is_key) {
+  __device__ void run(const CUtensorMap &map, bool is_key) {
     RingCursor<Traits::kQuerySlots> slot;
     if (!is_key) ring_.advance(2);
     int steps = is_key ? 1 : 2;
@@ -136,6 +102,7 @@ class KeyProducer {
         const int32_t next_entry =
             i + 1 < num_key_tiles ? look_up(table, first_key - Traits::kTile, seq_len) : -1;
         const int32_t key = first_key + lane_key_;
+        // The last box of a sequence is moved down, so that slots beyond the sequence stay out of it.
         const int32_t offset = entry < 0 ? 0 : key % p_.kv.block_size - max(key + launch_.plan.box_rows - seq_len, 0);
         load(map, {entry, offset, kv_head}, steps);
         steps = 2;
@@ -156,7 +123,7 @@ class KeyProducer {
     return lane_key_ < Traits::kTile && key < seq_len ? table[key / p_.kv.block_size] : -1;
   }
 
-  __device__ void load(const CUtensorMap &map, const Place &place, int steps = 1) {
+  __device__ void load(const CUtensorMap &map, const Place &place, int steps) {
     wait_barrier(&shared_->empty[ring_.index], ring_.phase ^ 1);
     const uint32_t mask = __ballot_sync(0xffffffffu, place.block >= 0);
     uint64_t *barrier = &shared_->full[ring_.index];

@@ -17,7 +17,6 @@ struct PrefillLaunch {
   PrefillPlan plan;
   int32_t group;        // heads that share a KV head
   int32_t box_shift;    // logarithm of plan.box_rows
-  int32_t head_chunk;   // KV heads that are walked side by side
   AttendLaunch parts;   // where they are written and counted, if there are any
   uint32_t *next_tile;  // counts the tiles that were taken; zero before and after a launch
 };
@@ -36,27 +35,21 @@ struct PrefillTile {
   int32_t part, num_parts;
 };
 
-template <class Element, int kHeadDim, int kKeys = kPrefillTileKeys, int kBuffers = kHeadDim == 64 ? 10 : 5,
-          int kGroups = kPrefillWarpgroups, int kFlags = 27>
+template <class Element, int kHeadDim>
 struct PrefillTraits {
   using T = Element;
   static constexpr int kDim = kHeadDim;
-  static constexpr int kTile = kKeys;          // keys
-  static constexpr int kStages = kBuffers;     // tiles of K or V
-  static constexpr int kConsumers = kGroups;   // warpgroups
-  static constexpr bool kPingPong = (kFlags & 1) != 0;
-  static constexpr bool kSkipsRescale = (kFlags & 2) != 0;
-  static constexpr bool kIsLazy = (kFlags & 16) != 0;
-  static constexpr bool kTwoLoaders = (kFlags & 8) != 0;
+  static constexpr int kTile = kPrefillTileKeys;
+  static constexpr int kStages = kHeadDim == 64 ? 10 : 5;      // tiles of K or V
+  static constexpr int kConsumers = kPrefillWarpgroups;
   static constexpr int kQuerySlots = 2;
-  static constexpr int kRows = 64 * kGroups;
-  static constexpr int kThreads = kWarpgroupThreads * (kGroups + 1);
-  static constexpr int kProducerRegisters = kGroups == 3 ? 32 : 40;
-  static constexpr int kConsumerRegisters = kGroups == 3 ? 160 : 232;
+  static constexpr int kRows = kPrefillRows;
+  static constexpr int kThreads = kWarpgroupThreads * (kConsumers + 1);
+  static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;  // of a thread
   static constexpr int kHalves = kHeadDim / 64;
-  static constexpr int kTileBytes = kKeys * kHeadDim * 2;
+  static constexpr int kTileBytes = kTile * kHeadDim * 2;
   static constexpr int kQueryBytes = kRows * kHeadDim * 2;
-  static constexpr int kSharedBytes = 1024 + kQuerySlots * kQueryBytes + kBuffers * kTileBytes;
+  static constexpr int kSharedBytes = 1024 + kQuerySlots * kQueryBytes + kStages * kTileBytes;
 };
 
 template <class Traits>

@@ -40,67 +40,37 @@ __device__ inline void pin_registers(float (&registers)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }
 
-// The two products below, for results of 64 and of 128 columns: 32 and 64 registers of each thread.
-#define PKV_OUT8(c, i)                                                                                      \
-  "+f"((c)[i]), "+f"((c)[(i) + 1]), "+f"((c)[(i) + 2]), "+f"((c)[(i) + 3]), "+f"((c)[(i) + 4]),             \
+// What the products below have in common: registers of results of 64 and of 128 columns, and how they are named.
+#define PKV_OUT8(c, i)                                                                          \
+  "+f"((c)[i]), "+f"((c)[(i) + 1]), "+f"((c)[(i) + 2]), "+f"((c)[(i) + 3]), "+f"((c)[(i) + 4]), \
       "+f"((c)[(i) + 5]), "+f"((c)[(i) + 6]), "+f"((c)[(i) + 7])
 #define PKV_OUT32(c, i) PKV_OUT8(c, i), PKV_OUT8(c, (i) + 8), PKV_OUT8(c, (i) + 16), PKV_OUT8(c, (i) + 24)
-#define PKV_NAMES_0_31                                                                                      \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                             \
+#define PKV_OUT64(c) PKV_OUT32(c, 0), PKV_OUT32(c, 32)
+#define PKV_NAMES32                                                        \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define PKV_NAMES_32_63                                                                                     \
-  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                     \
-  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define PKV_PRODUCT(shape, type, names, operands, tail)                                                     \
-  "{\n.reg .pred p;\nsetp.ne.b32 p, " tail ", 0;\nwgmma.mma_async.sync.aligned." shape ".f32." type "." type " {" names \
-  "}, " operands ";\n}\n"
+#define PKV_NAMES64                                                                            \
+  PKV_NAMES32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, " \
+  "%47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+// `tail` names the operand that says whether to accumulate.
+#define PKV_PRODUCT(shape, type, names, operands, tail)                                                            \
+  "{\n.reg .pred p;\nsetp.ne.b32 p, " tail ", 0;\nwgmma.mma_async.sync.aligned." shape ".f32." type "." type " {" \
+  names "}, " operands ";\n}\n"
 
-// multiply_shared: c [64, columns] = a [64, 16] b [columns, 16]^T, or += if it accumulates; both lie in shared memory.
-// multiply_registers: c += a b [16, columns], where a are the registers of such a result, in pairs.
-
-#define PKV_SHARED(type)                                                                                    \
-  asm volatile(PKV_PRODUCT("m64n64k16", type, PKV_NAMES_0_31,                                  \
-                           "%32, %33, p, 1, 1, 0, 0", "%34")                                              \
-               : PKV_OUT32(c, 0)                                                                          \
+#define PKV_SHARED(type)                                                                          \
+  asm volatile(PKV_PRODUCT("m64n128k16", type, PKV_NAMES64, "%64, %65, p, 1, 1, 0, 0", "%66")     \
+               : PKV_OUT64(c)                                                                     \
                : "l"(a), "l"(b), "r"(static_cast<int>(accumulates)))
-#define PKV_REGISTERS(type)                                                                                 \
-  asm volatile(PKV_PRODUCT("m64n64k16", type, PKV_NAMES_0_31,                                  \
-                           "{%32, %33, %34, %35}, %36, p, 1, 1, 1", "%37")                                   \
-               : PKV_OUT32(c, 0)                                                                          \
+#define PKV_REGISTERS(shape, type, names, operands, tail, out) \
+  asm volatile(PKV_PRODUCT(shape, type, names, operands, tail) \
+               : out                                           \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1))
+#define PKV_REGISTERS64(type) \
+  PKV_REGISTERS("m64n64k16", type, PKV_NAMES32, "{%32, %33, %34, %35}, %36, p, 1, 1, 1", "%37", PKV_OUT32(c, 0))
+#define PKV_REGISTERS128(type) \
+  PKV_REGISTERS("m64n128k16", type, PKV_NAMES64, "{%64, %65, %66, %67}, %68, p, 1, 1, 1", "%69", PKV_OUT64(c))
 
-template <class T>
-__device__ inline void multiply_shared(float (&c)[32], uint64_t a, uint64_t b, bool accumulates) {
-  if constexpr (std::is_same_v<T, __half>) {
-    PKV_SHARED("f16");
-  } else {
-    PKV_SHARED("bf16");
-  }
-}
-
-template <class T>
-__device__ inline void multiply_registers(float (&c)[32], const uint32_t (&a)[4], uint64_t b) {
-  if constexpr (std::is_same_v<T, __half>) {
-    PKV_REGISTERS("f16");
-  } else {
-    PKV_REGISTERS("bf16");
-  }
-}
-
-#undef PKV_SHARED
-#undef PKV_REGISTERS
-
-#define PKV_SHARED(type)                                                                                    \
-  asm volatile(PKV_PRODUCT("m64n128k16", type, PKV_NAMES_0_31 ", " PKV_NAMES_32_63,                                  \
-                           "%64, %65, p, 1, 1, 0, 0", "%66")                                              \
-               : PKV_OUT32(c, 0), PKV_OUT32(c, 32)                                                                          \
-               : "l"(a), "l"(b), "r"(static_cast<int>(accumulates)))
-#define PKV_REGISTERS(type)                                                                                 \
-  asm volatile(PKV_PRODUCT("m64n128k16", type, PKV_NAMES_0_31 ", " PKV_NAMES_32_63,                                  \
-                           "{%64, %65, %66, %67}, %68, p, 1, 1, 1", "%69")                                   \
-               : PKV_OUT32(c, 0), PKV_OUT32(c, 32)                                                                          \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1))
-
+// c [64, 128] = a [64, 16] b [128, 16]^T, or += if it accumulates; both lie in shared memory.
 template <class T>
 __device__ inline void multiply_shared(float (&c)[64], uint64_t a, uint64_t b, bool accumulates) {
   if constexpr (std::is_same_v<T, __half>) {
@@ -110,21 +80,33 @@ __device__ inline void multiply_shared(float (&c)[64], uint64_t a, uint64_t b, b
   }
 }
 
+// c [64, columns] += a b [16, columns], where a are the registers of such a result, in pairs: 64 or 128 columns.
 template <class T>
-__device__ inline void multiply_registers(float (&c)[64], const uint32_t (&a)[4], uint64_t b) {
+__device__ inline void multiply_registers(float (&c)[32], const uint32_t (&a)[4], uint64_t b) {
   if constexpr (std::is_same_v<T, __half>) {
-    PKV_REGISTERS("f16");
+    PKV_REGISTERS64("f16");
   } else {
-    PKV_REGISTERS("bf16");
+    PKV_REGISTERS64("bf16");
   }
 }
 
-#undef PKV_SHARED
-#undef PKV_REGISTERS
+template <class T>
+__device__ inline void multiply_registers(float (&c)[64], const uint32_t (&a)[4], uint64_t b) {
+  if constexpr (std::is_same_v<T, __half>) {
+    PKV_REGISTERS128("f16");
+  } else {
+    PKV_REGISTERS128("bf16");
+  }
+}
 
+#undef PKV_REGISTERS128
+#undef PKV_REGISTERS64
+#undef PKV_REGISTERS
+#undef PKV_SHARED
 #undef PKV_PRODUCT
-#undef PKV_NAMES_32_63
-#undef PKV_NAMES_0_31
+#undef PKV_NAMES64
+#undef PKV_NAMES32
+#undef PKV_OUT64
 #undef PKV_OUT32
 #undef PKV_OUT8
 
