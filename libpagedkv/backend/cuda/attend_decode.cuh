@@ -3,12 +3,12 @@
 // Plan of attend_decode:
 //   Up to 8 or 16 query rows (token, head of the group) of a sequence share each row of K and V. Every warp of a fixed
 //   grid has an equal share of all keys of the step (decode_work.cuh), whatever sequences they belong to, and walks it
-//   in tiles of 16 keys (32 of 8 bits). Each warp is for itself, without barriers: it copies rows of K and V to a ring
-//   of its own in shared memory (decode_loader.cuh), piece by piece where a lane reads it as a factor of the
-//   products (decode_products.cuh). K is asked for kStages tiles ahead as soon as the scores are made, V as soon as the
-//   values are added.
-//   Keys outside the sequence and released ones become zeros there, so that no bits of a slot reach a product, and are
-//   masked by selection. The maximum of the online softmax moves only when a score passes it by 2^kSlack.
+//   in tiles of 16 keys (32 of 8 bits). Each warp is for itself, without barriers: one lane asks for boxes of rows
+//   through tensor maps, K of a tile after V of the one before it, into a ring of planes of its own in shared memory
+//   (decode_loader.cuh); as soon as a plane was used for the products (decode_products.cuh) it asks for the next one.
+//   Released blocks arrive as zeros; rows of V behind the end of a sequence become zeros before they are used, so that
+//   no bits of a slot reach a product. Scores of keys that are not there are masked by selection. The maximum of the
+//   online softmax moves only when a score passes it by 2^kSlack.
 //   A segment, the keys of a (sequence, KV head), that a warp has whole is written straight away. Of the others the
 //   thread block merges the parts it has, and where a segment reaches over thread blocks they leave a part each in the
 //   workspace; the last of them, known by a ticket, merges those. Parts are merged in their order, so timing changes no
@@ -26,7 +26,7 @@ constexpr float kSlack = 8.0f;
 
 // A part of a segment that a warp has left in shared memory.
 struct DecodeSlot {
-  int64_t first_unit;  // of the segment; -1: no part
+  int32_t first_unit;  // of the segment; -1: no part
   int32_t num_units;  // of the segment
   int32_t first_token, num_rows, kv_head;
 };
@@ -44,12 +44,21 @@ __device__ inline float cap_score(float score, float cap) {
   return cap * kLog2E * (1.0f - __fdividef(2.0f, power + 1.0f));
 }
 
-// Writes the lse of a row and returns the factor that its output wants.
-__device__ inline float finish_decode_row(const AttendParams &p, int32_t first_token, int32_t row, int32_t kv_head,
-                                          float largest, float sum, bool writes, int64_t *out_offset) {
-  const int32_t group = p.num_heads / p.kv.num_kv_heads;
-  const int64_t token = first_token + row / group;
-  const int32_t head = kv_head * group + row % group;
+// Heads that share a KV head.
+__device__ inline int32_t count_group(const AttendParams &p) {
+  return static_cast<int32_t>(static_cast<uint32_t>(p.num_heads) / static_cast<uint32_t>(p.kv.num_kv_heads));
+}
+
+// Returns the factor that the output of a row wants, and where it goes; writes its lse. Rows that are not there (is_row)
+// have neither.
+__device__ inline float finish_decode_row(const AttendParams &p, int32_t first_token, uint32_t row, bool is_row,
+                                          int32_t kv_head, float largest, float sum, bool writes,
+                                          int64_t *out_offset) {
+  *out_offset = 0;
+  if (!is_row) return 0.0f;
+  const uint32_t group = static_cast<uint32_t>(count_group(p)), in_query = row / group;
+  const int64_t token = first_token + in_query;
+  const int32_t head = kv_head * group + (row - in_query * group);
   const float lse = sum == 0.0f ? -INFINITY : largest + log2f(sum);
   const float full = add_sink(p, head, lse);
   float factor = sum == 0.0f ? 0.0f : p.kv.v_scale[kv_head] / sum;
@@ -78,66 +87,45 @@ __device__ inline float add_warp(float value) {
   return reduce_warp(value, [](float a, float b) { return a + b; });
 }
 
-// The walk of a warp over its units [unit, end); parts of segments go to two slots of shared memory.
+// The walk of a warp over its units [begin, end); parts of segments go to two slots of shared memory.
 template <class Traits>
 class DecodeWalk {
  public:
-  using Warp = DecodeWarp<Traits::kTileKeys>;
+  using Warp = DecodeWarp<Traits>;
   using Cursor = DecodeCursor<Traits::kTileKeys>;
 
-  __device__ DecodeWalk(const AttendParams &p, const DecodeLaunch &launch, Warp *warp)
-      : p_(p),
-        warp_(*warp),
-        num_units_(static_cast<int32_t>(warp->end - warp->begin)),
-        loader_(p, launch, &warp->ahead, num_units_) {}
+  // planes: the ring; part: where that of the first segment goes.
+  __device__ DecodeWalk(const AttendParams &p, const DecodeLaunch &launch, const DecodeMaps &maps, Warp *warp,
+                        char *planes, float *part)
+      : p_(p), warp_(*warp), planes_(planes), part_(part), num_units_(warp->end - warp->begin),
+        loader_(p, launch, maps, warp, planes) {}
 
-  // shared: kWarpBytes of this warp. Copies come in the order K, V of a tile after the other; so many of them may be on
-  // their way when the oldest is needed.
-  __device__ void run(char *shared, DecodeSlot *slots) {
-    constexpr int kStages = Traits::kStages, kPending = 2 * kStages - 1;
-    const uint32_t ring = shared_address(shared);
-    uint32_t valid[kStages];
-    DecodePlace place = loader_.look_up();
-#pragma unroll
-    for (int stage = 0; stage < kStages; ++stage) {
-      const DecodePlace next = loader_.look_up();
-      loader_.resolve(place);
-      place = next;
-      loader_.copy_keys(ring + 2 * stage * Traits::kPlaneBytes);
-      loader_.copy_values(ring + (2 * stage + 1) * Traits::kPlaneBytes);
-      valid[stage] = loader_.valid();
-    }
+  __device__ void run(DecodeSlot *slots) {
+    loader_.start();
     start_segment();
-    int stage = 0;
     for (;;) {
-      const int plane = 2 * stage * Traits::kPlaneBytes;
-      stage = stage + 1 == kStages ? 0 : stage + 1;
-      loader_.resolve(place);
-      place = loader_.look_up();
-      wait_copies<kPending>();
-      __syncwarp();  // K was copied by other lanes too
+      wait_barrier(&warp_.full[ring_.plane], ring_.phase);
+      const uint32_t valid = warp_.valid[ring_.plane];
       float scores[Traits::kKeyTiles][Traits::kRowTiles][4];
-      multiply_keys<Traits>(shared + plane, query_, scores);
-      __syncwarp();
-      loader_.copy_keys(ring + plane);
+      multiply_keys<Traits>(planes_ + ring_.plane * Traits::kPlaneBytes, query_, scores);
+      ring_.advance();
+      __syncwarp();  // all lanes have used it
+      loader_.refill(true);
       uint32_t weights[Traits::kKeyTiles][Traits::kRowTiles][2];
-      weigh(valid[0], scores, weights);
-      wait_copies<kPending>();
-      multiply_values<Traits>(shared + plane + Traits::kPlaneBytes, weights, out_);
-      loader_.copy_values(ring + plane + Traits::kPlaneBytes);
-#pragma unroll
-      for (int i = 0; i + 1 < kStages; ++i) valid[i] = valid[i + 1];
-      valid[kStages - 1] = loader_.valid();
+      weigh(valid, scores, weights);
+      char *values = planes_ + ring_.plane * Traits::kPlaneBytes;
+      wait_barrier(&warp_.full[ring_.plane], ring_.phase);
+      if (valid != 0xffffffffu) clear_rows(values, valid);
+      multiply_values<Traits>(values, weights, out_);
+      ring_.advance();
+      __syncwarp();
+      loader_.refill(false);
       key_ += Traits::kTileKeys;
       --num_units_;
       if (--num_tiles_ > 0) continue;
-      finish_segment(shared, slots);
+      finish_segment(slots);
       if (num_units_ == 0) break;
-      Cursor cursor = warp_.now;
-      cursor.tile = cursor.now.num_tiles - 1;
-      cursor.advance(p_);
-      __syncwarp();
-      warp_.now = cursor;
+      advance_cursor(p_, &warp_.now);
       start_segment();
     }
   }
@@ -145,7 +133,7 @@ class DecodeWalk {
  private:
   __device__ void start_segment() {
     const Cursor cursor = warp_.now;
-    const int32_t group = p_.num_heads / p_.kv.num_kv_heads;
+    const int32_t group = count_group(p_);
     load_query<Traits>(p_, cursor.now.first_token, cursor.now.query_len * group, cursor.kv_head, &query_, scales_);
     key_ = cursor.first_key();
     num_tiles_ = min(cursor.now.num_tiles - cursor.tile, num_units_);
@@ -169,15 +157,25 @@ class DecodeWalk {
     }
   }
 
+  // Rows of keys that are not there: a slot may hold anything.
+  __device__ void clear_rows(char *plane, uint32_t valid) const {
+    constexpr int kChunks = Traits::kPieceBytes / 16;
+    for (int i = threadIdx.x % 32; i < Traits::kPlaneBytes / 16; i += 32) {
+      if ((valid >> (i / kChunks % Traits::kTileKeys) & 1) == 0) reinterpret_cast<uint4 *>(plane)[i] = {0, 0, 0, 0};
+    }
+    fence_shared_for_copies();
+    __syncwarp();
+  }
+
   __device__ void mask(uint32_t valid, float (&scores)[Traits::kKeyTiles][Traits::kRowTiles][4]) const {
     const int lane = threadIdx.x % 32;
-    const int32_t group = p_.num_heads / p_.kv.num_kv_heads;
+    const int32_t group = count_group(p_);
     const int32_t first_position = warp_.now.now.end - warp_.now.now.query_len;
 #pragma unroll
     for (int n = 0; n < Traits::kRowTiles; ++n) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int32_t position = first_position + (n * 8 + (lane % 4) * 2 + i) / group;
+        const int32_t position = first_position + static_cast<int32_t>(static_cast<uint32_t>(n * 8 + (lane % 4) * 2 + i) / static_cast<uint32_t>(group));
 #pragma unroll
         for (int m = 0; m < Traits::kKeyTiles; ++m) {
 #pragma unroll
@@ -267,52 +265,74 @@ class DecodeWalk {
     }
   }
 
-  __device__ void finish_segment(char *shared, DecodeSlot *slots) {
-    using T = typename Traits::T;
+  __device__ void finish_segment(DecodeSlot *slots) {
     const int lane = threadIdx.x % 32;
-    const Cursor cursor = warp_.now;
-    const int32_t group = p_.num_heads / p_.kv.num_kv_heads;
-    const int32_t num_rows = cursor.now.query_len * group;
+    const Cursor &cursor = warp_.now;
+    const int32_t num_rows = cursor.now.query_len * count_group(p_);
     const int32_t num_done = (key_ - cursor.first_key()) / Traits::kTileKeys;
-    const int64_t entered = warp_.end - num_units_ - num_done;
+    const int32_t entered = warp_.end - num_units_ - num_done;
     const bool is_whole = num_done == cursor.now.num_tiles;
     const int index = entered > warp_.begin ? 1 : 0;
-    // The ring is free then: nothing but zeros is on its way behind the last segment.
-    float *state = reinterpret_cast<float *>(shared + (index == 0 ? Traits::kRingBytes : 0));
-    if (!is_whole && index == 1) {
-      wait_copies<0>();
-      __syncwarp();
-    }
+    // Nothing is on its way behind the last segment.
+    float *part = index == 0 ? part_ : reinterpret_cast<float *>(planes_);
     if (!is_whole && lane == 0) {
       slots[index] = {entered - cursor.tile, cursor.now.num_tiles, cursor.now.first_token, num_rows, cursor.kv_head};
     }
 #pragma unroll
     for (int n = 0; n < Traits::kRowTiles; ++n) {
+      float factors[2];
+      int64_t offsets[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         float sum = sum_[n][i];
 #pragma unroll
         for (int distance = 4; distance < 32; distance *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
         const int32_t row = n * 8 + (lane % 4) * 2 + i;
-        if (row >= num_rows) continue;
-        float factor = 1.0f;
-        int64_t offset = 0;
         if (is_whole) {
-          factor = finish_decode_row(p_, cursor.now.first_token, row, cursor.kv_head, largest_[n][i], sum,
-                                     lane / 4 == 0, &offset);
-        } else if (lane / 4 == 0) {
-          state[Traits::kRows * Traits::kDim + row] = largest_[n][i];
-          state[Traits::kRows * (Traits::kDim + 1) + row] = sum;
-        }
+          factors[i] = finish_decode_row(p_, cursor.now.first_token, row, row < num_rows, cursor.kv_head,
+                                         largest_[n][i], sum, lane / 4 == 0, &offsets[i]);
+        } else {
+          float *const row_part = part + row * Traits::kPartStride;
+          if (lane / 4 == 0) row_part[Traits::kDim] = largest_[n][i], row_part[Traits::kDim + 1] = sum;
 #pragma unroll
-        for (int d = 0; d < Traits::kDimTiles; d += 2) {
-          const int unit = d * 2 / Traits::kValueDims, in_unit = d * 2 % Traits::kValueDims;
-          const int dim = unit * 8 * Traits::kValueDims + (lane / 4) * Traits::kValueDims + in_unit;
-          const float4 value = {out_[n][d][i], out_[n][d][2 + i], out_[n][d + 1][i], out_[n][d + 1][2 + i]};
-          if (is_whole) {
-            write_dims<T>(p_, offset + dim, value, factor);
-          } else {
-            *reinterpret_cast<float4 *>(state + row * Traits::kDim + dim) = value;
+          for (int d = 0; d < Traits::kDimTiles; ++d) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) row_part[output_dim<Traits>(d, half)] = out_[n][d][half * 2 + i];
+          }
+        }
+      }
+      if (is_whole) write_rows(n, num_rows, factors, offsets);
+    }
+  }
+
+  // Two neighbouring dims of a row at a time.
+  __device__ void write_rows(int n, int32_t num_rows, const float (&factors)[2], const int64_t (&offsets)[2]) const {
+    using T = typename Traits::T;
+    const int lane = threadIdx.x % 32;
+    T *const out = static_cast<T *>(p_.out);
+    if constexpr (Traits::kIsWidened) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if (n * 8 + (lane % 4) * 2 + i >= num_rows) continue;
+#pragma unroll
+        for (int d = 0; d < Traits::kDimTiles; ++d) {
+          *reinterpret_cast<uint32_t *>(out + offsets[i] + output_dim<Traits>(d, 0)) =
+              pack_pair<T>(out_[n][d][i] * factors[i], out_[n][d][2 + i] * factors[i]);
+        }
+      }
+    } else {
+      // A lane has two rows of one dim; transposed, two dims of one row: row lane / 4, which lane lane / 8 knows.
+      const int64_t first = __shfl_sync(0xffffffffu, offsets[0], lane / 8);
+      const int64_t second = __shfl_sync(0xffffffffu, offsets[1], lane / 8);
+      T *const row = out + (lane / 4 % 2 == 0 ? first : second);
+#pragma unroll
+      for (int d = 0; d < Traits::kDimTiles; ++d) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const uint32_t pair = transpose_matrix(
+              pack_pair<T>(out_[n][d][half * 2] * factors[0], out_[n][d][half * 2 + 1] * factors[1]));
+          if (n * 8 + lane / 4 < num_rows) {
+            *reinterpret_cast<uint32_t *>(row + d * 16 + half * 8 + (lane % 4) * 2) = pair;
           }
         }
       }
@@ -321,6 +341,9 @@ class DecodeWalk {
 
   const AttendParams &p_;
   Warp &warp_;
+  char *const planes_;
+  float *const part_;
+  DecodeRing<Traits::kPlanes> ring_;
   int32_t num_units_, num_tiles_;  // left, with the present one: of the walk, of the segment
   int32_t key_;  // first of the tile
   int32_t plain_begin_, plain_end_;  // keys that every query of the sequence sees, if they are valid

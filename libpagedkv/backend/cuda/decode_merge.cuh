@@ -5,39 +5,29 @@
 
 namespace pkv {
 
-// Where the thread blocks of a step stand among its units.
-struct DecodeShares {
-  int64_t num_units;
-  int32_t num_active;  // thread blocks that have any
-
-  __device__ int64_t begin(int64_t block) const { return num_units * block / num_active; }
-  __device__ int32_t owner(int64_t unit) const {
-    return static_cast<int32_t>(((unit + 1) * num_active - 1) / num_units);
-  }
-};
-
 // The part of a slot: of a warp's first segment, or of its last one.
 template <class Traits>
-__device__ inline const float *find_state(const char *shared, int slot) {
-  return reinterpret_cast<const float *>(shared + slot / 2 * Traits::kWarpBytes +
-                                         (slot % 2 == 0 ? Traits::kRingBytes : 0));
+__device__ inline const float *find_part(const char *planes, int slot) {
+  return reinterpret_cast<const float *>(slot % 2 == 0 ? planes + Traits::kWarps * Traits::kRingBytes +
+                                                             slot / 2 * (Traits::kPartFloats * 4)
+                                                       : planes + slot / 2 * Traits::kRingBytes);
 }
 
 // A warp merges the parts of a row that the thread block has, and writes it, or a part of it to the workspace.
 template <class Traits>
 __device__ void merge_slots(const AttendParams &p, const DecodeSlot &slot, uint32_t members, int32_t row, bool is_whole,
-                            const char *shared, float *part) {
+                            const char *planes, float *part) {
   const int lane = threadIdx.x % 32;
   const bool is_member = (members >> lane & 1) != 0;
-  const float *own = find_state<Traits>(shared, lane) + Traits::kRows * Traits::kDim + row;
-  const float own_largest = is_member ? own[0] : kLowest, own_sum = is_member ? own[Traits::kRows] : 0.0f;
+  const float *own = find_part<Traits>(planes, is_member ? lane : 0) + row * Traits::kPartStride + Traits::kDim;
+  const float own_largest = is_member ? own[0] : kLowest, own_sum = is_member ? own[1] : 0.0f;
   const float largest = max_warp(own_largest);
   const float weight = is_member ? exp2f(own_largest - largest) : 0.0f;
   const float sum = add_warp(weight * own_sum);
   float factor = 1.0f;
   int64_t offset = 0;
   if (is_whole) {
-    factor = finish_decode_row(p, slot.first_token, row, slot.kv_head, largest, sum, lane == 0, &offset);
+    factor = finish_decode_row(p, slot.first_token, row, true, slot.kv_head, largest, sum, lane == 0, &offset);
   } else if (lane == 0) {
     part[row * Traits::kPartStride + Traits::kDim] = largest;
     part[row * Traits::kPartStride + Traits::kDim + 1] = sum;
@@ -49,7 +39,7 @@ __device__ void merge_slots(const AttendParams &p, const DecodeSlot &slot, uint3
       const float share = __shfl_sync(0xffffffffu, weight, member);
       if (dim < Traits::kDim) {
         add_share(&total, share,
-                  *reinterpret_cast<const float4 *>(find_state<Traits>(shared, member) + row * Traits::kDim + dim));
+                  *reinterpret_cast<const float4 *>(find_part<Traits>(planes, member) + row * Traits::kPartStride + dim));
       }
     }
     if (dim >= Traits::kDim) continue;
@@ -68,12 +58,12 @@ __device__ void merge_blocks(const AttendParams &p, const DecodeSlot &slot, int3
   constexpr int64_t kBlockFloats = 2 * Traits::kRows * Traits::kPartStride;
   const int lane = threadIdx.x % 32;
   // Of the first the part that leaves it, of the others the one that comes.
-  const auto find_part = [&](int32_t block) {
+  const auto part_of = [&](int32_t block) {
     return parts + block * kBlockFloats + ((block == first ? Traits::kRows : 0) + row) * Traits::kPartStride;
   };
   float most = kLowest;
   for (int32_t block = first + lane; block <= last; block += 32) {
-    most = fmaxf(most, __ldcg(find_part(block) + Traits::kDim));
+    most = fmaxf(most, __ldcg(part_of(block) + Traits::kDim));
   }
   const float largest = max_warp(most);
   constexpr int kPieces = (Traits::kDim + 127) / 128;
@@ -83,8 +73,8 @@ __device__ void merge_blocks(const AttendParams &p, const DecodeSlot &slot, int3
     const int32_t own_block = base + lane;
     float weight = 0.0f;
     if (own_block <= last) {
-      weight = exp2f(__ldcg(find_part(own_block) + Traits::kDim) - largest);
-      sum += weight * __ldcg(find_part(own_block) + Traits::kDim + 1);
+      weight = exp2f(__ldcg(part_of(own_block) + Traits::kDim) - largest);
+      sum += weight * __ldcg(part_of(own_block) + Traits::kDim + 1);
     }
     const int32_t count = min(last - base + 1, 32);
 #pragma unroll 8
@@ -94,14 +84,14 @@ __device__ void merge_blocks(const AttendParams &p, const DecodeSlot &slot, int3
       for (int piece = 0; piece < kPieces; ++piece) {
         const int dim = piece * 128 + lane * 4;
         if (dim < Traits::kDim) {
-          add_share(&totals[piece], share, __ldcg(reinterpret_cast<const float4 *>(find_part(base + i) + dim)));
+          add_share(&totals[piece], share, __ldcg(reinterpret_cast<const float4 *>(part_of(base + i) + dim)));
         }
       }
     }
   }
   sum = add_warp(sum);
   int64_t offset;
-  const float factor = finish_decode_row(p, slot.first_token, row, slot.kv_head, largest, sum, lane == 0, &offset);
+  const float factor = finish_decode_row(p, slot.first_token, row, true, slot.kv_head, largest, sum, lane == 0, &offset);
 #pragma unroll
   for (int piece = 0; piece < kPieces; ++piece) {
     const int dim = piece * 128 + lane * 4;
@@ -111,30 +101,43 @@ __device__ void merge_blocks(const AttendParams &p, const DecodeSlot &slot, int3
 
 template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
-    attend_decode(const __grid_constant__ AttendParams p, const __grid_constant__ DecodeLaunch launch) {
-  extern __shared__ __align__(16) char shared[];  // [kWarps, kWarpBytes]
+    attend_decode(const __grid_constant__ AttendParams p, const __grid_constant__ DecodeLaunch launch,
+                  const __grid_constant__ DecodeMaps maps) {
+#ifdef PKV_IS_SM90A
+  extern __shared__ char dynamic_shared[];  // rings [kWarps, kPlanes, kPlaneBytes], parts [kWarps, kRows, kPartStride]
   __shared__ DecodeStrips<Traits::kThreads> strips;
   __shared__ DecodeSlot slots[2 * Traits::kWarps];
-  __shared__ DecodeWarp<Traits::kTileKeys> warps[Traits::kWarps];
+  __shared__ DecodeWarp<Traits> warps[Traits::kWarps];
   __shared__ bool are_last[2];
+  // Swizzled rows stand in groups of 1024 bytes.
+  char *planes = dynamic_shared + ((1024 - shared_address(dynamic_shared) % 1024) & 1023);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (threadIdx.x == 0) prefetch_map(&maps.keys), prefetch_map(&maps.values);
   if (threadIdx.x < 2 * Traits::kWarps) slots[threadIdx.x].first_unit = -1;
+  if (lane < Traits::kPlanes) init_barrier(&warps[warp].full[lane], 1);
+  fence_barrier_init();
 
-  const int64_t strip = (p.tables.num_sequences + Traits::kThreads - 1) / Traits::kThreads;
-  DecodeShares shares;
-  shares.num_units = strips.template add_up<Traits::kTileKeys>(p, strip) * p.kv.num_kv_heads;
+  const int32_t num_sequences = static_cast<int32_t>(p.tables.num_sequences);
+  const int32_t strip = (num_sequences + Traits::kThreads - 1) / Traits::kThreads;
+  const int32_t num_units = strips.template add_up<Traits::kTileKeys>(p, strip) * p.kv.num_kv_heads;
   // A few keys are not worth the merge of many thread blocks.
-  shares.num_active = static_cast<int32_t>(min(max(shares.num_units / Traits::kWarps, int64_t{1}), int64_t{gridDim.x}));
-  const int64_t begin = shares.begin(blockIdx.x), end = shares.begin(blockIdx.x + 1);
-  const bool has_units = blockIdx.x < shares.num_active && end > begin;
+  const int32_t num_active = min(max(num_units / Traits::kWarps, 1), static_cast<int32_t>(gridDim.x));
+  const DecodeShares shares(num_units, num_active * Traits::kWarps);
+  const int32_t first_warp = blockIdx.x * Traits::kWarps;
+  const int32_t begin = shares.begin(first_warp), end = shares.begin(first_warp + Traits::kWarps);
+  const bool has_units = static_cast<int32_t>(blockIdx.x) < num_active && end > begin;
   if (has_units) {
-    const int64_t warp_begin = begin + (end - begin) * warp / Traits::kWarps;
-    const int64_t warp_end = begin + (end - begin) * (warp + 1) / Traits::kWarps;
+    const int32_t warp_begin = shares.begin(first_warp + warp), warp_end = shares.begin(first_warp + warp + 1);
     if (warp_begin < warp_end) {
       const auto cursor = strips.template find<Traits::kTileKeys>(p, strip, warp_begin);
-      warps[warp] = {cursor, cursor, warp_begin, warp_end};  // by every lane, the same
-      DecodeWalk<Traits> walk(p, launch, &warps[warp]);
-      walk.run(shared + warp * Traits::kWarpBytes, slots + 2 * warp);
+      DecodeWarp<Traits> &own = warps[warp];  // written by every lane, the same
+      own.ahead = own.now = cursor;
+      own.begin = warp_begin, own.end = warp_end;
+      __syncwarp();
+      DecodeWalk<Traits> walk(p, launch, maps, &own, planes + warp * Traits::kRingBytes,
+                              reinterpret_cast<float *>(planes + Traits::kWarps * Traits::kRingBytes) +
+                                  warp * Traits::kPartFloats);
+      walk.run(slots + 2 * warp);
     }
   }
   clear_padding<typename Traits::T>(p, threadIdx.x, blockDim.x);
@@ -142,10 +145,10 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
   __syncthreads();
 
   // Parts of one segment stand in neighbouring slots that are in use.
-  const int64_t own_unit = lane < 2 * Traits::kWarps ? slots[lane].first_unit : -1;
+  const int32_t own_unit = lane < 2 * Traits::kWarps ? slots[lane].first_unit : -1;
   const uint32_t used = __ballot_sync(0xffffffffu, own_unit >= 0);
   const uint32_t below = used & ((1u << lane) - 1);
-  const int64_t before = __shfl_sync(0xffffffffu, own_unit, below == 0 ? lane : 31 - __clz(static_cast<int>(below)));
+  const int32_t before = __shfl_sync(0xffffffffu, own_unit, below == 0 ? lane : 31 - __clz(static_cast<int>(below)));
   const uint32_t firsts = __ballot_sync(0xffffffffu, own_unit >= 0 && (below == 0 || before != own_unit));
   float *parts = launch.parts + static_cast<int64_t>(blockIdx.x) * 2 * Traits::kRows * Traits::kPartStride;
   int task = 0;
@@ -154,10 +157,10 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
     const uint32_t next = rest & (rest - 1);
     const uint32_t members = used & ~((1u << first) - 1) & (next == 0 ? 0xffffffffu : (next & -next) - 1);
     const DecodeSlot slot = slots[first];
-    const bool comes = slot.first_unit<begin, leaves = slot.first_unit + slot.num_units> end;
+    const bool comes = slot.first_unit < begin, leaves = slot.first_unit + slot.num_units > end;
     for (int32_t row = 0; row < slot.num_rows; ++row) {
       if (task++ % Traits::kWarps != warp) continue;
-      merge_slots<Traits>(p, slot, members, row, !comes && !leaves, shared,
+      merge_slots<Traits>(p, slot, members, row, !comes && !leaves, planes,
                           parts + (comes ? 0 : Traits::kRows * Traits::kPartStride));
     }
   }
@@ -170,11 +173,11 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const DecodeSlot &slot = slots[ends[i]];
-    const bool comes = slot.first_unit<begin, leaves = slot.first_unit + slot.num_units> end;
+    const bool comes = slot.first_unit < begin, leaves = slot.first_unit + slot.num_units > end;
     crosses[i] = i == 0 ? comes : !comes && leaves;
     if (!crosses[i]) continue;
-    first_block[i] = shares.owner(slot.first_unit);
-    last_block[i] = shares.owner(slot.first_unit + slot.num_units - 1);
+    first_block[i] = shares.owner(slot.first_unit) / Traits::kWarps;
+    last_block[i] = shares.owner(slot.first_unit + slot.num_units - 1) / Traits::kWarps;
   }
   if (!crosses[0] && !crosses[1]) return;
   __threadfence();
@@ -196,6 +199,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
       merge_blocks<Traits>(p, slot, first_block[i], last_block[i], row, launch.parts);
     }
   }
+#endif
 }
 
 }  // namespace pkv

@@ -1,4 +1,4 @@
-// The few instructions of Hopper that the prefill kernel is made of: barriers that count bytes, copies of boxes of a tensor,
+// The few instructions of Hopper that its kernels are made of: barriers that count bytes, copies of boxes of a tensor,
 // and registers that pass from one warpgroup to another (sm_90a). PTX ISA: "mbarrier", "cp.async.bulk.tensor", "setmaxnreg".
 #pragma once
 
@@ -7,6 +7,10 @@
 #include "backend/cuda/tensor_core.cuh"
 
 namespace pkv {
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define PKV_IS_SM90A 1
+#endif
 
 constexpr int kWarpgroupThreads = 128;
 
@@ -67,6 +71,23 @@ __device__ inline void copy_box(void *destination, const CUtensorMap *map, uint6
       "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(w)
       : "memory");
 }
+
+__device__ inline void copy_box(void *destination, const CUtensorMap *map, uint64_t *barrier, int x, int y, int z,
+                                int w, int v) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, "
+      "{%3, %4, %5, %6, %7}], [%2];\n" ::"r"(shared_address(destination)),
+      "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v)
+      : "memory");
+}
+
+// Brings a map to where the copies look for it.
+__device__ inline void prefetch_map(const CUtensorMap *map) {
+  asm volatile("prefetch.tensormap [%0];\n" ::"l"(map) : "memory");
+}
+
+// What this thread has written to shared memory comes before copies into it that are asked for from here on.
+__device__ inline void fence_shared_for_copies() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
 
 // --- Registers of a warpgroup's threads: given back and taken.
 

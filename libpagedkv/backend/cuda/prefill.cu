@@ -2,8 +2,8 @@
 #include <algorithm>
 
 #include "backend/cuda/cuda_status.h"
-#include "backend/cuda/driver_function.h"
 #include "backend/cuda/prefill_kernel.cuh"
+#include "backend/cuda/tensor_map.h"
 
 namespace pkv {
 namespace {
@@ -17,34 +17,8 @@ constexpr int64_t kShortLen = 1024;  // of any tile of this length
 // Sequences of fewer tokens than this part of a tile leave most of it empty.
 constexpr int64_t kLeastShare = 8;
 
-using EncodeTensorMap = CUresult(CUDAAPI *)(CUtensorMap *map, CUtensorMapDataType dtype, cuuint32_t rank, void *base,
-                                            const cuuint64_t *dims, const cuuint64_t *strides, const cuuint32_t *box,
-                                            const cuuint32_t *element_strides, CUtensorMapInterleave interleave,
-                                            CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
-                                            CUtensorMapFloatOOBfill fill);
-
-// Null if the driver lacks it.
-EncodeTensorMap find_encode() {
-  EncodeTensorMap encode = nullptr;
-  return find_driver_function("cuTensorMapEncodeTiled", 12000, &encode) ? encode : nullptr;
-}
-
-EncodeTensorMap encode_tensor_map() {
-  static const EncodeTensorMap encode = find_encode();
-  return encode;
-}
-
-// A tensor of 16-bit numbers whose rows come to shared memory 64 dims at a time, swizzled. strides: bytes, from dim 1 on.
-template <int kRank>
-Status make_map(pkv_dtype dtype, const void *base, const cuuint64_t (&dims)[kRank], const cuuint64_t (&strides)[kRank - 1],
-                const cuuint32_t (&box)[kRank], CUtensorMap *out) {
-  const cuuint32_t ones[] = {1, 1, 1, 1};
-  static_assert(kRank <= 4, "strides of elements");
-  const CUresult error = encode_tensor_map()(
-      out, dtype == PKV_FLOAT16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, kRank,
-      const_cast<void *>(base), dims, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  return error == CUDA_SUCCESS ? PKV_OK : fail_driver("cuTensorMapEncodeTiled", error);
+CUtensorMapDataType map_dtype(pkv_dtype dtype) {
+  return dtype == PKV_FLOAT16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
 }
 
 // Queries [token, head, dim]: a box is the heads of a group for the tokens of a tile.
@@ -55,7 +29,7 @@ Status make_query_map(const AttendParams &params, const PrefillPlan &plan, CUten
                                 static_cast<cuuint64_t>(params.q_token_stride) * 2};
   const cuuint32_t box[] = {64, static_cast<cuuint32_t>(params.num_heads / params.kv.num_kv_heads),
                             static_cast<cuuint32_t>(plan.tile_tokens)};
-  return make_map(params.dtype, params.q, dims, strides, box, out);
+  return make_map(map_dtype(params.dtype), params.q, dims, strides, box, CU_TENSOR_MAP_SWIZZLE_128B, out);
 }
 
 // K or V [block, head, token, dim], without an end of the blocks: a captured launch may meet a cache that has grown. Block
@@ -67,7 +41,8 @@ Status make_cache_map(const AttendParams &params, const PrefillPlan &plan, uint6
   const cuuint64_t strides[] = {static_cast<cuuint64_t>(kv.k_token_stride) * 2,
                                 static_cast<cuuint64_t>(kv.k_head_stride) * 2, kv.block_bytes};
   const cuuint32_t box[] = {64, static_cast<cuuint32_t>(plan.box_rows), 1, 1};
-  return make_map(params.dtype, static_cast<const char *>(kv.base) + offset, dims, strides, box, out);
+  return make_map(map_dtype(params.dtype), static_cast<const char *>(kv.base) + offset, dims, strides, box,
+                  CU_TENSOR_MAP_SWIZZLE_128B, out);
 }
 
 template <class T, int kHeadDim>
@@ -104,9 +79,6 @@ Status launch_head_dim(const AttendParams &params, const AttendDevice &device, c
   return launch_traits<T, 128>(params, device, plan, stream);
 }
 
-// Whether a copy of boxes can walk a dimension with this stride.
-bool is_stride(uint64_t bytes) { return bytes > 0 && bytes % 16 == 0 && bytes < uint64_t{1} << 40; }
-
 // What the kernel computes.
 bool is_in_scope(const AttendParams &params) {
   const PagedKv &kv = params.kv;
@@ -119,10 +91,10 @@ bool is_in_scope(const AttendParams &params) {
 bool is_copied_in_boxes(const AttendParams &params) {
   const PagedKv &kv = params.kv;
   const uint64_t first = reinterpret_cast<uintptr_t>(kv.base);
-  return (first + kv.k_offset) % 16 == 0 && (first + kv.v_offset) % 16 == 0 && is_stride(kv.block_bytes) &&
-         is_stride(static_cast<uint64_t>(kv.k_token_stride) * 2) && is_stride(static_cast<uint64_t>(kv.k_head_stride) * 2) &&
-         is_stride(static_cast<uint64_t>(params.q_token_stride) * 2) &&
-         is_stride(static_cast<uint64_t>(params.q_head_stride) * 2);
+  return (first + kv.k_offset) % 16 == 0 && (first + kv.v_offset) % 16 == 0 && is_box_stride(kv.block_bytes) &&
+         is_box_stride(static_cast<uint64_t>(kv.k_token_stride) * 2) && is_box_stride(static_cast<uint64_t>(kv.k_head_stride) * 2) &&
+         is_box_stride(static_cast<uint64_t>(params.q_token_stride) * 2) &&
+         is_box_stride(static_cast<uint64_t>(params.q_head_stride) * 2);
 }
 
 }  // namespace
