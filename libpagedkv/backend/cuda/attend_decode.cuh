@@ -52,8 +52,8 @@ __device__ inline int32_t count_group(const AttendParams &p) {
 // Returns the factor that the output of a row wants, and where it goes; writes its lse. Rows that are not there (is_row)
 // have neither.
 __device__ inline float finish_decode_row(const AttendParams &p, int32_t first_token, uint32_t row, bool is_row,
-                                          int32_t kv_head, float largest, float sum, bool writes,
-                                          int64_t *out_offset) {
+                                          int32_t kv_head, float value_scale, float largest, float sum,
+                                          bool writes, int64_t *out_offset) {
   *out_offset = 0;
   if (!is_row) return 0.0f;
   const uint32_t group = static_cast<uint32_t>(count_group(p)), in_query = row / group;
@@ -61,7 +61,7 @@ __device__ inline float finish_decode_row(const AttendParams &p, int32_t first_t
   const int32_t head = kv_head * group + (row - in_query * group);
   const float lse = sum == 0.0f ? -INFINITY : largest + log2f(sum);
   const float full = add_sink(p, head, lse);
-  float factor = sum == 0.0f ? 0.0f : p.kv.v_scale[kv_head] / sum;
+  float factor = sum == 0.0f ? 0.0f : value_scale / sum;
   if (full != lse) factor *= exp2f(lse - full);
   if (writes && p.lse != nullptr) p.lse[token * p.lse_token_stride + head * p.lse_head_stride] = full * kLn2;
   *out_offset = token * p.out_token_stride + head * p.out_head_stride;
@@ -272,6 +272,7 @@ class DecodeWalk {
     const int32_t num_done = (key_ - cursor.first_key()) / Traits::kTileKeys;
     const int32_t entered = warp_.end - num_units_ - num_done;
     const bool is_whole = num_done == cursor.now.num_tiles;
+    const float value_scale = is_whole ? p_.kv.v_scale[cursor.kv_head] : 1.0f;
     const int index = entered > warp_.begin ? 1 : 0;
     // Nothing is on its way behind the last segment.
     float *part = index == 0 ? part_ : reinterpret_cast<float *>(planes_);
@@ -290,7 +291,7 @@ class DecodeWalk {
         const int32_t row = n * 8 + (lane % 4) * 2 + i;
         if (is_whole) {
           factors[i] = finish_decode_row(p_, cursor.now.first_token, row, row < num_rows, cursor.kv_head,
-                                         largest_[n][i], sum, lane / 4 == 0, &offsets[i]);
+                                         value_scale, largest_[n][i], sum, lane / 4 == 0, &offsets[i]);
         } else {
           float *const row_part = part + row * Traits::kPartStride;
           if (lane / 4 == 0) row_part[Traits::kDim] = largest_[n][i], row_part[Traits::kDim + 1] = sum;

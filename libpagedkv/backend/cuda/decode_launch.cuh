@@ -12,7 +12,7 @@ namespace pkv {
 
 constexpr int kDecodeBlocks = 1;  // thread blocks of a multiprocessor
 constexpr int kDecodeWarps = 8;
-constexpr int kDecodePlanes = 5;  // of K or V on their way, of a warp
+constexpr int kDecodePlanes = 4;  // of K or V of head dim 128 on their way, of a warp
 
 // K or V [block, head, piece of a row, token, byte], without an end of the blocks: a captured launch may meet a cache that
 // has grown. Block -1 lies outside and is read as zeros.
@@ -25,7 +25,12 @@ Status make_decode_map(const PagedKv &kv, const DecodeLaunch &launch, uint64_t o
   const cuuint32_t box[] = {Traits::kPieceBytes, static_cast<cuuint32_t>(launch.box_rows),
                             static_cast<cuuint32_t>(launch.box_pieces), 1, 1};
   return make_map(CU_TENSOR_MAP_DATA_TYPE_UINT8, static_cast<const char *>(kv.base) + offset, dims, strides, box,
-                  Traits::kPieceBytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B, out);
+                  Traits::kPieceBytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+                  // No more than a row: what stands beside it is another head's.
+                  Traits::kRowPieces > 1              ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B
+                  : Traits::kPieceBytes == 128        ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B
+                                                      : CU_TENSOR_MAP_L2_PROMOTION_L2_64B,
+                  out);
 }
 
 // Whether it was launched: not if the workspace is too small.

@@ -22,81 +22,73 @@ __device__ void merge_slots(const AttendParams &p, const DecodeSlot &slot, uint3
   const float *own = find_part<Traits>(planes, is_member ? lane : 0) + row * Traits::kPartStride + Traits::kDim;
   const float own_largest = is_member ? own[0] : kLowest, own_sum = is_member ? own[1] : 0.0f;
   const float largest = max_warp(own_largest);
-  const float weight = is_member ? exp2f(own_largest - largest) : 0.0f;
+  const float weight = is_member ? raise_two(own_largest - largest) : 0.0f;
   const float sum = add_warp(weight * own_sum);
   float factor = 1.0f;
   int64_t offset = 0;
   if (is_whole) {
-    factor = finish_decode_row(p, slot.first_token, row, true, slot.kv_head, largest, sum, lane == 0, &offset);
+    factor = finish_decode_row(p, slot.first_token, row, true, slot.kv_head, p.kv.v_scale[slot.kv_head], largest, sum,
+                               lane == 0, &offset);
   } else if (lane == 0) {
     part[row * Traits::kPartStride + Traits::kDim] = largest;
     part[row * Traits::kPartStride + Traits::kDim + 1] = sum;
   }
-  for (int dim = lane * 4; dim < (Traits::kDim + 127) / 128 * 128; dim += 128) {
-    float4 total = {0.0f, 0.0f, 0.0f, 0.0f};
-    for (uint32_t rest = members; rest != 0; rest &= rest - 1) {
-      const int member = __ffs(static_cast<int>(rest)) - 1;
-      const float share = __shfl_sync(0xffffffffu, weight, member);
-      if (dim < Traits::kDim) {
-        add_share(&total, share,
-                  *reinterpret_cast<const float4 *>(find_part<Traits>(planes, member) + row * Traits::kPartStride + dim));
-      }
-    }
+  const int dim = lane * 4;
+  float4 total = {0.0f, 0.0f, 0.0f, 0.0f};
+  for (uint32_t rest = members; rest != 0; rest &= rest - 1) {
+    const int member = __ffs(static_cast<int>(rest)) - 1;
+    const float share = __shfl_sync(0xffffffffu, weight, member);
     if (dim >= Traits::kDim) continue;
-    if (is_whole) {
-      write_dims<typename Traits::T>(p, offset + dim, total, factor);
-    } else {
-      *reinterpret_cast<float4 *>(part + row * Traits::kPartStride + dim) = total;
-    }
+    const float *from = find_part<Traits>(planes, member) + row * Traits::kPartStride + dim;
+    add_share(&total, share, *reinterpret_cast<const float4 *>(from));
+  }
+  if (dim >= Traits::kDim) return;
+  if (is_whole) {
+    write_dims<typename Traits::T>(p, offset + dim, total, factor);
+  } else {
+    *reinterpret_cast<float4 *>(part + row * Traits::kPartStride + dim) = total;
   }
 }
 
-// A warp merges the parts of a row that thread blocks first to last have left.
+// A warp merges the parts of a row that thread blocks first to last have left: kAtOnce of them are on their way together.
 template <class Traits>
 __device__ void merge_blocks(const AttendParams &p, const DecodeSlot &slot, int32_t first, int32_t last, int32_t row,
                              const float *parts) {
-  constexpr int64_t kBlockFloats = 2 * Traits::kRows * Traits::kPartStride;
+  constexpr int kAtOnce = 16;
   const int lane = threadIdx.x % 32;
+  const bool has_dims = lane * 4 < Traits::kDim;
   // Of the first the part that leaves it, of the others the one that comes.
   const auto part_of = [&](int32_t block) {
-    return parts + block * kBlockFloats + ((block == first ? Traits::kRows : 0) + row) * Traits::kPartStride;
+    return parts + static_cast<int64_t>(block) * (2 * Traits::kPartFloats) + (block == first ? Traits::kPartFloats : 0) +
+           row * Traits::kPartStride;
   };
-  float most = kLowest;
-  for (int32_t block = first + lane; block <= last; block += 32) {
-    most = fmaxf(most, __ldcg(part_of(block) + Traits::kDim));
-  }
-  const float largest = max_warp(most);
-  constexpr int kPieces = (Traits::kDim + 127) / 128;
-  float4 totals[kPieces] = {};
-  float sum = 0.0f;
-  for (int32_t base = first; base <= last; base += 32) {
-    const int32_t own_block = base + lane;
-    float weight = 0.0f;
-    if (own_block <= last) {
-      weight = exp2f(__ldcg(part_of(own_block) + Traits::kDim) - largest);
-      sum += weight * __ldcg(part_of(own_block) + Traits::kDim + 1);
+  const float value_scale = p.kv.v_scale[slot.kv_head];
+  float largest = kLowest, sum = 0.0f;
+  float4 total = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll 1
+  for (int32_t base = first; base <= last; base += kAtOnce) {
+    float2 state = {kLowest, 0.0f};
+    if (lane < kAtOnce && base + lane <= last) {
+      state = __ldcg(reinterpret_cast<const float2 *>(part_of(base + lane) + Traits::kDim));
     }
-    const int32_t count = min(last - base + 1, 32);
-#pragma unroll 8
-    for (int32_t i = 0; i < count; ++i) {
-      const float share = __shfl_sync(0xffffffffu, weight, i);
+    float4 values[kAtOnce];
 #pragma unroll
-      for (int piece = 0; piece < kPieces; ++piece) {
-        const int dim = piece * 128 + lane * 4;
-        if (dim < Traits::kDim) {
-          add_share(&totals[piece], share, __ldcg(reinterpret_cast<const float4 *>(part_of(base + i) + dim)));
-        }
-      }
+    for (int i = 0; i < kAtOnce; ++i) {
+      values[i] = {0.0f, 0.0f, 0.0f, 0.0f};
+      if (has_dims && base + i <= last) values[i] = __ldcg(reinterpret_cast<const float4 *>(part_of(base + i)) + lane);
     }
+    const float before = largest;
+    largest = fmaxf(largest, max_warp(state.x));
+    const float shrink = raise_two(before - largest), weight = raise_two(state.x - largest);
+    sum = sum * shrink + add_warp(weight * state.y);
+    total = {total.x * shrink, total.y * shrink, total.z * shrink, total.w * shrink};
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) add_share(&total, __shfl_sync(0xffffffffu, weight, i), values[i]);
   }
-  sum = add_warp(sum);
   int64_t offset;
-  const float factor = finish_decode_row(p, slot.first_token, row, true, slot.kv_head, largest, sum, lane == 0, &offset);
-#pragma unroll
-  for (int piece = 0; piece < kPieces; ++piece) {
-    const int dim = piece * 128 + lane * 4;
-    if (dim < Traits::kDim) write_dims<typename Traits::T>(p, offset + dim, totals[piece], factor);
-  }
+  const float factor = finish_decode_row(p, slot.first_token, row, true, slot.kv_head, value_scale, largest, sum,
+                                         lane == 0, &offset);
+  if (has_dims) write_dims<typename Traits::T>(p, offset + lane * 4, total, factor);
 }
 
 template <class Traits>
@@ -109,10 +101,14 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
   __shared__ DecodeSlot slots[2 * Traits::kWarps];
   __shared__ DecodeWarp<Traits> warps[Traits::kWarps];
   __shared__ bool are_last[2];
+  __shared__ int32_t num_tokens;  // without padding
   // Swizzled rows stand in groups of 1024 bytes.
   char *planes = dynamic_shared + ((1024 - shared_address(dynamic_shared) % 1024) & 1023);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  if (threadIdx.x == 0) prefetch_map(&maps.keys), prefetch_map(&maps.values);
+  if (threadIdx.x == 0) {
+    prefetch_map(&maps.keys), prefetch_map(&maps.values);
+    num_tokens = __ldg(p.tables.cu_seqlens_q + p.tables.num_sequences);
+  }
   if (threadIdx.x < 2 * Traits::kWarps) slots[threadIdx.x].first_unit = -1;
   if (lane < Traits::kPlanes) init_barrier(&warps[warp].full[lane], 1);
   fence_barrier_init();
@@ -140,7 +136,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
       walk.run(slots + 2 * warp);
     }
   }
-  clear_padding<typename Traits::T>(p, threadIdx.x, blockDim.x);
+  clear_padding<typename Traits::T>(p, num_tokens, threadIdx.x, blockDim.x);
   if (!has_units) return;
   __syncthreads();
 

@@ -42,7 +42,7 @@ struct DecodeTraits {
   static constexpr int kPartStride = kDim + 4;
   static constexpr int kPartFloats = kRows * kPartStride;
   static constexpr int kSharedBytes = kWarps * (kRingBytes + kPartFloats * 4) + 1024;  // to align it
-  static_assert(kPartFloats * 4 <= kRingBytes);
+  static_assert(kPartFloats * 4 <= kRingBytes && kDim <= 128);  // four dims a lane where parts are merged
 };
 
 // Bytes from the start of a plane to 16-byte chunk `chunk` of a key's row.

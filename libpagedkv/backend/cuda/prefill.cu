@@ -29,7 +29,8 @@ Status make_query_map(const AttendParams &params, const PrefillPlan &plan, CUten
                                 static_cast<cuuint64_t>(params.q_token_stride) * 2};
   const cuuint32_t box[] = {64, static_cast<cuuint32_t>(params.num_heads / params.kv.num_kv_heads),
                             static_cast<cuuint32_t>(plan.tile_tokens)};
-  return make_map(map_dtype(params.dtype), params.q, dims, strides, box, CU_TENSOR_MAP_SWIZZLE_128B, out);
+  return make_map(map_dtype(params.dtype), params.q, dims, strides, box, CU_TENSOR_MAP_SWIZZLE_128B,
+                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, out);
 }
 
 // K or V [block, head, token, dim], without an end of the blocks: a captured launch may meet a cache that has grown. Block
@@ -42,7 +43,7 @@ Status make_cache_map(const AttendParams &params, const PrefillPlan &plan, uint6
                                 static_cast<cuuint64_t>(kv.k_head_stride) * 2, kv.block_bytes};
   const cuuint32_t box[] = {64, static_cast<cuuint32_t>(plan.box_rows), 1, 1};
   return make_map(map_dtype(params.dtype), static_cast<const char *>(kv.base) + offset, dims, strides, box,
-                  CU_TENSOR_MAP_SWIZZLE_128B, out);
+                  CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, out);
 }
 
 template <class T, int kHeadDim>
@@ -108,7 +109,7 @@ bool has_prefill() {
 }
 
 bool plan_prefill(const AttendParams &params, const AttendDevice &device, PrefillPlan *out) {
-  if (!device.has_prefill || !is_in_scope(params) || !is_copied_in_boxes(params)) return false;
+  if (!device.has_hopper || !is_in_scope(params) || !is_copied_in_boxes(params)) return false;
   const StepTables &tables = params.tables;
   const int64_t group = params.num_heads / params.kv.num_kv_heads;
   const int64_t tile_tokens = kPrefillRows / group;

@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     } else if (warp == 1) {
       produce_tiles<Traits>(p, launch, query_map, &shared, queries);
     } else if (warp == 3) {
-      clear_padding<typename Traits::T>(p, threadIdx.x % 32, 32);
+      clear_padding<typename Traits::T>(p, p.tables.cu_seqlens_q[p.tables.num_sequences], threadIdx.x % 32, 32);
     }
   } else {
     take_registers<Traits::kConsumerRegisters>();

@@ -26,11 +26,11 @@ inline EncodeTensorMap encode_tensor_map() {
 template <int kRank>
 Status make_map(CUtensorMapDataType dtype, const void *base, const cuuint64_t (&dims)[kRank],
                 const cuuint64_t (&strides)[kRank - 1], const cuuint32_t (&box)[kRank], CUtensorMapSwizzle swizzle,
-                CUtensorMap *out) {
+                CUtensorMapL2promotion promotion, CUtensorMap *out) {
   const cuuint32_t ones[] = {1, 1, 1, 1, 1};
   static_assert(kRank <= 5, "strides of elements");
   const CUresult error = encode_tensor_map()(out, dtype, kRank, const_cast<void *>(base), dims, strides, box, ones,
-                                             CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                                             CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, promotion,
                                              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return error == CUDA_SUCCESS ? PKV_OK : fail_driver("cuTensorMapEncodeTiled", error);
 }
