@@ -3,6 +3,8 @@
 #include <cstring>
 #include <random>
 
+#include "base/processor.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -29,7 +31,7 @@ uint64_t make_hash_seed() {
 BlockHasher::BlockHasher(uint64_t seed, int32_t block_size, HashDigest digest)
     : block_size_(block_size),
       digest_(choose_digest(digest, block_size)),
-      store_(choose_store(digest_, block_size)),
+      store_(choose_store(digest, digest_, block_size)),
       key_(static_cast<size_t>(block_size + block_size % 2 + kSharedWords)) {
   uint64_t state = seed == 0 ? make_hash_seed() : seed;
   for (uint64_t &word : key_) word = next_word(&state);
@@ -101,7 +103,7 @@ void BlockHasher::store_by_digest(const BlockHasher &hasher, const int64_t *toke
 BlockHasher::Digest BlockHasher::choose_digest(HashDigest digest, int32_t block_size) {
   if (digest == HashDigest::kPortable || !__builtin_cpu_supports("aes") || !__builtin_cpu_supports("sse4.1"))
     return digest_by_nh;
-  const bool is_wide = digest == HashDigest::kFastest && __builtin_cpu_supports("vaes") &&
+  const bool is_wide = digest != HashDigest::kNarrowAes && __builtin_cpu_supports("vaes") &&
                        __builtin_cpu_supports("avx2") && block_size % 16 == 0;
   return is_wide ? digest_by_wide_aes : digest_by_aes;
 }
@@ -155,8 +157,16 @@ __attribute__((target("vaes,avx2"))) Hash128 BlockHasher::digest_by_wide_aes(con
   return {static_cast<uint64_t>(_mm_cvtsi128_si64(folded)), static_cast<uint64_t>(_mm_extract_epi64(folded, 1))};
 }
 
-BlockHasher::Store BlockHasher::choose_store(Digest digest, int32_t block_size) {
-  return digest == digest_by_wide_aes && block_size == 16 ? store_sixteen : store_by_digest;
+BlockHasher::Store BlockHasher::choose_store(HashDigest digest, Digest chosen, int32_t block_size) {
+  if (chosen != digest_by_wide_aes || block_size != 16) return store_by_digest;
+  return digest == HashDigest::kFastest && has_avx512() ? store_sixteen_by_lines : store_sixteen;
+}
+
+// What the processor's own prefetching does not do at the end of each small page of a prompt. Anywhere is fine.
+constexpr int64_t kTokensAhead = 256;
+inline void prefetch_tokens(const int64_t *tokens) {
+  __builtin_prefetch(tokens);
+  __builtin_prefetch(tokens + 8);
 }
 
 // digest_by_wide_aes and the copy in one, for blocks of 16 tokens: all keys stay in registers. A row, two whole cache
@@ -173,6 +183,7 @@ __attribute__((target("vaes,avx2"))) void BlockHasher::store_sixteen(const Block
   }
   for (int64_t i = 0; i < count; ++i, tokens += kTokens) {
     int64_t *row = rows + static_cast<int64_t>(blocks[i]) * kTokens;
+    prefetch_tokens(tokens + kTokensAhead);
     __m256i pairs[4];
     for (int j = 0; j < 4; ++j) {
       pairs[j] = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(tokens + 4 * j));
@@ -189,11 +200,42 @@ __attribute__((target("vaes,avx2"))) void BlockHasher::store_sixteen(const Block
   }
 }
 
+// The same, a cache line at a time.
+__attribute__((target("vaes,avx512f"))) void BlockHasher::store_sixteen_by_lines(const BlockHasher &hasher,
+                                                                                 const int64_t *tokens,
+                                                                                 const int32_t *blocks, int64_t count,
+                                                                                 int64_t *rows, Hash128 *out) {
+  constexpr int kTokens = 16;
+  const uint64_t *key = hasher.key_.data();
+  __m512i keys[2], rounds[4];
+  for (int j = 0; j < 2; ++j) keys[j] = _mm512_loadu_si512(key + 8 * j);
+  for (int j = 0; j < 4; ++j) {
+    rounds[j] = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i *>(key + kTokens + 2 * j)));
+  }
+  for (int64_t i = 0; i < count; ++i, tokens += kTokens) {
+    int64_t *row = rows + static_cast<int64_t>(blocks[i]) * kTokens;
+    prefetch_tokens(tokens + kTokensAhead);
+    __m512i pairs[2];
+    for (int j = 0; j < 2; ++j) {
+      pairs[j] = _mm512_loadu_si512(tokens + 8 * j);
+      _mm512_stream_si512(reinterpret_cast<__m512i *>(row + 8 * j), pairs[j]);
+      pairs[j] = _mm512_xor_si512(pairs[j], keys[j]);
+    }
+    for (const __m512i &round : rounds) {
+      for (__m512i &pair : pairs) pair = _mm512_aesenc_epi128(pair, round);
+    }
+    const __m512i both = _mm512_xor_si512(pairs[0], pairs[1]);
+    const __m256i sum = _mm256_xor_si256(_mm512_castsi512_si256(both), _mm512_extracti64x4_epi64(both, 1));
+    const __m128i folded = _mm_xor_si128(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i *>(out + i), folded);
+  }
+}
+
 #else
 
 BlockHasher::Digest BlockHasher::choose_digest(HashDigest, int32_t) { return digest_by_nh; }
 
-BlockHasher::Store BlockHasher::choose_store(Digest, int32_t) { return store_by_digest; }
+BlockHasher::Store BlockHasher::choose_store(HashDigest, Digest, int32_t) { return store_by_digest; }
 
 #endif
 

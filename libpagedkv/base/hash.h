@@ -26,9 +26,9 @@ struct Hash128 {
 // A random seed, never 0.
 uint64_t make_hash_seed();
 
-// How tokens are digested: as fast as the processor can, or for tests, by narrow AES instructions, or without any. The
-// first two give the same digests where AES is had.
-enum class HashDigest { kFastest, kNarrowAes, kPortable };
+// How tokens are digested: as fast as the processor can, or for tests, by AES instructions of at most two pairs or of one,
+// or without any. The first three give the same digests where AES is had.
+enum class HashDigest { kFastest, kWideAes, kNarrowAes, kPortable };
 
 class BlockHasher {
  public:
@@ -76,7 +76,9 @@ class BlockHasher {
                               int64_t *rows, Hash128 *out);
   static void store_sixteen(const BlockHasher &hasher, const int64_t *tokens, const int32_t *blocks, int64_t count,
                             int64_t *rows, Hash128 *out);
-  static Store choose_store(Digest digest, int32_t block_size);
+  static void store_sixteen_by_lines(const BlockHasher &hasher, const int64_t *tokens, const int32_t *blocks,
+                                     int64_t count, int64_t *rows, Hash128 *out);
+  static Store choose_store(HashDigest digest, Digest chosen, int32_t block_size);
   static uint64_t fold(uint128_t value) { return static_cast<uint64_t>(value) ^ static_cast<uint64_t>(value >> 64); }
 
   const int32_t block_size_;

@@ -1,5 +1,5 @@
-// An array of a fixed size that may be large: aligned to cache lines and, where it fills some, to huge pages, which are
-// asked for: random accesses to a few ten megabytes are otherwise paid for in address translation. Its elements are not
+// An array of a fixed size that may be large: aligned to cache lines and, where it fills half of one, to huge pages, which
+// are asked for: random accesses to a few megabytes are otherwise paid for in address translation. Its elements are not
 // initialised; its pages are there from the start (see populate.h), but for those of what it is to grow into.
 #pragma once
 
@@ -28,7 +28,7 @@ class LargeArray {
         bytes > (uint64_t{1} << 62)) {
       throw std::bad_alloc();
     }
-    const uint64_t alignment = bytes >= 2 * kHugePageBytes ? kHugePageBytes : kCacheLineBytes;
+    const uint64_t alignment = bytes >= kHugePageBytes / 2 ? kHugePageBytes : kCacheLineBytes;
     bytes = (bytes / alignment + 1) * alignment;
     data_ = static_cast<T *>(std::aligned_alloc(alignment, bytes));
     if (data_ == nullptr) throw std::bad_alloc();

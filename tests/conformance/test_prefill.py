@@ -1,5 +1,5 @@
-"""Long query runs, which a device may compute with a kernel of its own: many rows and keys, so that tiles of both are full,
-cut and empty."""
+"""Long query runs, which a device may compute with a kernel of its own: many rows and keys, so that tiles of both are
+full, cut and empty."""
 import numpy as np
 import pytest
 
@@ -47,6 +47,17 @@ def test_windows_across_tiles(device, window):
     batch, tracked = trial.make_batch(), trial.open()[0]
     for count in (390, 200):
         trial.step(batch, [(tracked, trial.random_tokens(count))], num_heads=8, q_dtype="bfloat16", window=window)
+
+
+@pytest.mark.parametrize("head_dim, block_size", [(64, 16), (128, 8), (128, 48)])
+def test_blocks_that_were_given_back_behind_the_first_ones(device, head_dim, block_size):
+    trial = make_trial(device, block_size, num_kv_heads=2, head_dim=head_dim, dtype="bfloat16", block_size=block_size,
+                       released=(170, 20))
+    batch, tracked = trial.make_batch(), trial.open()[0]
+    for count in (390, 200, 260):
+        trial.step(batch, [(tracked, trial.random_tokens(count))], num_heads=8, q_dtype="bfloat16", window=170)
+    table = np.asarray(tracked.seq.blocks)
+    assert table[0] >= 0 and table[-1] >= 0 and (table < 0).sum() > 3
 
 
 def test_chunks_give_what_the_whole_gives(device):

@@ -22,7 +22,8 @@ class Tracked:
 
 class Trial:
     def __init__(self, device, seed, *, num_blocks, source="float32", num_layers=1, prefix_caching=True,
-                 static_scales=True, **layout):
+                 static_scales=True, released=None, **layout):
+        """released: the cache's window and number of sinks, outside which it gives blocks back."""
         self.device, self.arrays = device, arrays.for_device(device)
         self.rng = np.random.default_rng(seed)
         self.source, self.num_layers, self.layout = source, num_layers, layout
@@ -31,7 +32,8 @@ class Trial:
         self.v_head_dim = layout.get("v_head_dim") or self.head_dim
         self.format = arrays.BlockFormat(num_layers=num_layers, **layout)
         self.cache = pagedkv.Cache(pagedkv.Layout(num_layers=num_layers, **layout), num_blocks=num_blocks,
-                                   device=device, prefix_caching=prefix_caching)
+                                   device=device, prefix_caching=prefix_caching,
+                                   **dict(zip(("window", "sinks"), released or ())))
         self.tracked = []
         self._make_rows(static_scales)
         self.arrays.fill_blocks(self.cache, dtypes.POISON[self.dtype])  # new memory has no contents yet
@@ -106,6 +108,8 @@ class Trial:
         held = {}
         for tracked in self.tracked:
             for index, block in enumerate(np.asarray(tracked.seq.blocks).tolist()):
+                if block < 0:  # given back
+                    continue
                 count = min(max(tracked.num_written - index * self.block_size, 0), self.block_size)
                 held[block] = max(held.get(block, 0), count)
         if self.cache.num_cached_blocks:

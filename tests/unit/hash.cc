@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "base/large_array.h"
+
 using namespace pkv;
 
 namespace {
@@ -32,6 +34,31 @@ TEST_CASE("BlockHasher: wide and narrow AES instructions give the same hashes") 
     std::vector<int64_t> tokens(static_cast<size_t>(block_size));
     for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int64_t>(i * i * 7919);
     CHECK(wide.extend(wide.root(3, 0), tokens.data()) == narrow.extend(narrow.root(3, 0), tokens.data()));
+  }
+}
+
+TEST_CASE("BlockHasher: blocks are copied to their rows and digested in one, by whatever instructions") {
+  constexpr int64_t kBlocks = 37;
+  for (int32_t block_size : {3, 16, 32}) {
+    for (HashDigest digest : {HashDigest::kFastest, HashDigest::kWideAes, HashDigest::kNarrowAes, HashDigest::kPortable}) {
+      CAPTURE(block_size);
+      CAPTURE(static_cast<int>(digest));
+      const BlockHasher hasher(5, block_size, digest);
+      std::vector<int64_t> tokens(static_cast<size_t>(kBlocks * block_size));
+      for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int64_t>(i * i * 7919);
+      std::vector<int32_t> blocks;
+      for (int32_t i = 0; i < kBlocks; ++i) blocks.push_back(i * 5 % kBlocks);
+      LargeArray<int64_t> rows(kBlocks * block_size);
+      std::vector<Hash128> digests(kBlocks);
+      hasher.digest_and_store(tokens.data(), blocks.data(), kBlocks, rows.data(), digests.data());
+      hasher.finish_stores();
+      const Hash128 root = hasher.root(3, 0);
+      for (int64_t i = 0; i < kBlocks; ++i) {
+        const int64_t *block = tokens.data() + i * block_size;
+        CHECK(std::equal(block, block + block_size, rows.data() + blocks[static_cast<size_t>(i)] * block_size));
+        CHECK(hasher.chain(root, digests[static_cast<size_t>(i)]) == hasher.extend(root, block));
+      }
+    }
   }
 }
 

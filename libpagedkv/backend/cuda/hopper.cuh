@@ -1,5 +1,6 @@
-// The few instructions of Hopper that its kernels are made of: barriers that count bytes, copies of boxes of a tensor,
-// and registers that pass from one warpgroup to another (sm_90a). PTX ISA: "mbarrier", "cp.async.bulk.tensor", "setmaxnreg".
+// The few instructions of Hopper that its kernels are made of: barriers that count bytes, copies of boxes of a
+// tensor, and registers that pass from one warpgroup to another (sm_90a). PTX ISA: "mbarrier", "cp.async.bulk.tensor",
+// "setmaxnreg".
 #pragma once
 
 #include <cuda.h>
@@ -17,7 +18,8 @@ constexpr int kWarpgroupThreads = 128;
 // --- Barriers in shared memory; they change phase when all have arrived and all announced bytes are there.
 
 __device__ inline void init_barrier(uint64_t *barrier, int num_arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(shared_address(barrier)), "r"(num_arrivals) : "memory");
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(shared_address(barrier)), "r"(num_arrivals)
+               : "memory");
 }
 
 // After barriers were initialised, before a copy uses them.
@@ -58,8 +60,8 @@ __device__ inline void arrive_named(int name, int num_threads) {
 
 __device__ inline void copy_box(void *destination, const CUtensorMap *map, uint64_t *barrier, int x, int y, int z) {
   asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];\n"
-      ::"r"(shared_address(destination)), "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z)
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], "
+      "[%2];\n" ::"r"(shared_address(destination)), "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z)
       : "memory");
 }
 

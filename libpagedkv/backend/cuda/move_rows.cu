@@ -13,6 +13,7 @@ namespace pkv {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kRowLanes = 32;  // enough for the 256 dims of a row
 constexpr int kNumWarps = kThreads / kRowLanes;
 constexpr int kRunsPerLaunch = 128;
 constexpr int kRowsAhead = 4;
@@ -70,16 +71,11 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // Plan: a warp has the K row of one head and layer, a lane a piece of it, and walks the runs of its group (blockIdx.y)
-// in order. A row is widened to float32 in shared memory, because the partner of an element may lie anywhere in it,
-// rotated by the angles that are the same for all, and stored anew. Bound by latency.
+// in order. A row is widened to float32, rotated by the angles that are the same for all, and stored anew when all lanes
+// have loaded it. Bound by latency.
 template <class Stored>
 __global__ void __launch_bounds__(kThreads)
     move_rotated_rows(const __grid_constant__ MoveRowsParams p, const __grid_constant__ RunList list) {
-  __shared__ float2 angles[kMaxHeadDim / 2];
-  __shared__ __align__(16) float rows[kNumWarps][kMaxHeadDim];
-  const int32_t pair = static_cast<int32_t>(threadIdx.x);
-  if (pair < p.rope.rotary_dim / 2) angles[pair] = find_angle(p.rope, p.rotation, pair);
-  __syncthreads();
   const int warp = threadIdx.x / kRowLanes, lane = threadIdx.x % kRowLanes;
   const int64_t index = static_cast<int64_t>(blockIdx.x) * kNumWarps + warp;
   if (index >= static_cast<int64_t>(p.num_layers) * p.kv.num_kv_heads) return;
@@ -92,6 +88,7 @@ __global__ void __launch_bounds__(kThreads)
   const bool has_row_scales = kv.kv_scales == PKV_SCALES_PER_TOKEN_HEAD;
   const int32_t first = lane * kPieceElements;
   const bool is_active = first < kv.head_dim;
+  const PieceRotation rotation(p.rope, p.rotation, first);
 
   for (int r = list.group_starts[blockIdx.y]; r < list.group_starts[blockIdx.y + 1]; ++r) {
     const MoveRun &run = list.runs[r];
@@ -103,25 +100,20 @@ __global__ void __launch_bounds__(kThreads)
                                                             k_row_offset(kv, source_offset, head, sizeof(Stored)));
       auto *target = reinterpret_cast<Stored *>(block_address(kv, target_block) +
                                                 k_row_offset(kv, target_offset, head, sizeof(Stored)));
+      Piece<float> rotated;
       if (is_active) {
         const auto stored = *reinterpret_cast<const Piece<Stored> *>(source + first);
         float scale = 1.0f;
         if constexpr (sizeof(Stored) == 1) {
           scale = has_row_scales ? *k_scale_address(kv, source_block, source_offset, head) : static_scale;
         }
-        Piece<float> widened;
-#pragma unroll
-        for (int j = 0; j < kPieceElements; ++j) widened.elements[j] = to_float(stored.elements[j]) * scale;
-        *reinterpret_cast<Piece<float> *>(&rows[warp][first]) = widened;
+        rotated = rotation.rotate(stored, rotation.load_partners(source, stored, true), scale);
       }
-      __syncwarp();
-      Piece<float> rotated;
-      if (is_active) rotated = rotate_piece(p.rope, rows[warp], angles, first);
       __syncwarp();
       if constexpr (sizeof(Stored) == 1) {
         if (has_row_scales) {
           store_scaled_row(rotated, target + first, k_scale_address(kv, target_block, target_offset, head), is_active,
-                           lane);
+                           kRowLanes);
           continue;
         }
       }

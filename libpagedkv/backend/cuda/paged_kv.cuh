@@ -1,6 +1,7 @@
 // All address arithmetic of the paged cache on the device. Offsets are 64-bit: a pool passes 2^31 elements.
 #pragma once
 
+#include "backend/cuda/division.cuh"
 #include "backend/params.h"
 
 namespace pkv {
@@ -20,16 +21,31 @@ __device__ inline char *block_address(const PagedKv &kv, int64_t block) {
   return static_cast<char *>(kv.base) + block * static_cast<int64_t>(kv.block_bytes);
 }
 
-// The slot of position `first_position + index` of a sequence; negative where its block was given back.
-__device__ inline int64_t sequence_slot(const PagedKv &kv, const SequenceRows &sequence, int64_t index) {
-  const int64_t position = sequence.first_position + index;
-  const int64_t block = sequence.blocks[position / kv.block_size];
-  return block < 0 ? -1 : block * kv.block_size + position % kv.block_size;
+// Where a token stands; a negative block: nowhere.
+struct Slot {
+  int64_t block;
+  int32_t offset;  // in the block
+};
+
+// The slot of position `first_position + index` of a sequence.
+__device__ inline Slot sequence_slot(const PagedKv &kv, const SequenceRows &sequence, int64_t index) {
+  const Division position = divide(sequence.first_position + index, kv.block_size);
+  return {sequence.blocks[position.quotient], position.remainder};
 }
 
-// The slot that a row is written to; negative: none.
-__device__ inline int64_t written_slot(const WriteKvParams &params, int64_t token) {
-  return params.slot_mapping != nullptr ? params.slot_mapping[token] : sequence_slot(params.kv, params.sequence, token);
+// The slot that a row is written to.
+__device__ inline Slot written_slot(const WriteKvParams &params, int64_t token) {
+  if (params.slot_mapping == nullptr) return sequence_slot(params.kv, params.sequence, token);
+  const int64_t slot = params.slot_mapping[token];
+  if (slot < 0) return {-1, 0};
+  const Division place = divide(slot, params.kv.block_size);
+  return {place.quotient, place.remainder};
+}
+
+// The row of head 0.
+__device__ inline char *row_address(const PagedKv &kv, const Slot &slot, bool is_value, int32_t element_bytes) {
+  return block_address(kv, slot.block) + (is_value ? v_row_offset(kv, slot.offset, 0, element_bytes)
+                                                   : k_row_offset(kv, slot.offset, 0, element_bytes));
 }
 
 // The scale of (block, offset, head) where scales stand in the block.
@@ -41,6 +57,17 @@ __device__ inline float *k_scale_address(const PagedKv &kv, int64_t block, int32
 __device__ inline float *v_scale_address(const PagedKv &kv, int64_t block, int32_t offset, int32_t head) {
   return reinterpret_cast<float *>(block_address(kv, block) + kv.v_scale_offset) + offset * kv.scale_token_stride +
          head * kv.scale_head_stride;
+}
+
+// Null with static scales.
+__device__ inline float *scale_address(const PagedKv &kv, const Slot &slot, int32_t head, bool is_value) {
+  if (kv.kv_scales != PKV_SCALES_PER_TOKEN_HEAD) return nullptr;
+  return is_value ? v_scale_address(kv, slot.block, slot.offset, head)
+                  : k_scale_address(kv, slot.block, slot.offset, head);
+}
+
+__device__ inline float static_scale(const PagedKv &kv, int32_t head, bool is_value) {
+  return is_value ? kv.v_scale[head] : kv.k_scale[head];
 }
 
 }  // namespace pkv

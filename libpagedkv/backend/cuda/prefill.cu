@@ -33,8 +33,8 @@ Status make_query_map(const AttendParams &params, const PrefillPlan &plan, CUten
                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, out);
 }
 
-// K or V [block, head, token, dim], without an end of the blocks: a captured launch may meet a cache that has grown. Block
-// -1 lies outside and is read as zeros.
+// K or V [block, head, token, dim], without an end of the blocks: a captured launch may meet a cache that has grown.
+// Block -1 lies outside and is read as zeros.
 Status make_cache_map(const AttendParams &params, const PrefillPlan &plan, uint64_t offset, CUtensorMap *out) {
   const PagedKv &kv = params.kv;
   const cuuint64_t dims[] = {static_cast<cuuint64_t>(kv.head_dim), static_cast<cuuint64_t>(kv.block_size),
@@ -68,7 +68,7 @@ Status launch_traits(const AttendParams &params, const AttendDevice &device, con
   const int64_t num_works = static_cast<int64_t>(plan.num_tiles) * params.kv.num_kv_heads * plan.num_splits;
   const dim3 grid(static_cast<unsigned int>(std::min<int64_t>(num_works, device.num_processors)));
   void *arguments[] = {const_cast<AttendParams *>(&params), &launch, &query_map, &key_map, &value_map};
-  PKV_TRY_CUDA(cudaLaunchKernel(reinterpret_cast<const void *>(kernel), grid, dim3(Traits::kThreads), arguments,
+  PKV_TRY_CUDA(cudaLaunchKernel(reinterpret_cast<const void *>(kernel), grid, dim3(kPrefillThreads), arguments,
                                 Traits::kSharedBytes, stream));
   return PKV_OK;
 }
@@ -93,7 +93,8 @@ bool is_copied_in_boxes(const AttendParams &params) {
   const PagedKv &kv = params.kv;
   const uint64_t first = reinterpret_cast<uintptr_t>(kv.base);
   return (first + kv.k_offset) % 16 == 0 && (first + kv.v_offset) % 16 == 0 && is_box_stride(kv.block_bytes) &&
-         is_box_stride(static_cast<uint64_t>(kv.k_token_stride) * 2) && is_box_stride(static_cast<uint64_t>(kv.k_head_stride) * 2) &&
+         is_box_stride(static_cast<uint64_t>(kv.k_token_stride) * 2) &&
+         is_box_stride(static_cast<uint64_t>(kv.k_head_stride) * 2) &&
          is_box_stride(static_cast<uint64_t>(params.q_token_stride) * 2) &&
          is_box_stride(static_cast<uint64_t>(params.q_head_stride) * 2);
 }
@@ -112,6 +113,7 @@ bool plan_prefill(const AttendParams &params, const AttendDevice &device, Prefil
   if (!device.has_hopper || !is_in_scope(params) || !is_copied_in_boxes(params)) return false;
   const StepTables &tables = params.tables;
   const int64_t group = params.num_heads / params.kv.num_kv_heads;
+  const int32_t tile_keys = prefill_tile_keys(params.kv.head_dim);
   const int64_t tile_tokens = kPrefillRows / group;
   const int64_t num_tiles = tables.num_tokens / tile_tokens + tables.num_sequences;
   const int64_t num_works = num_tiles * params.kv.num_kv_heads;
@@ -123,7 +125,7 @@ bool plan_prefill(const AttendParams &params, const AttendDevice &device, Prefil
   if (num_works < kFewTiles * num_processors) {
     const int64_t rows = std::max<int64_t>(tables.num_tokens * params.num_heads, 1);
     num_splits = std::max<int64_t>(std::min<int64_t>({(kEnoughParts * num_processors + num_works - 1) / num_works,
-                                                      tables.max_seq_len / (kPrefillTileKeys * kPrefillPartTiles),
+                                                      tables.max_seq_len / (tile_keys * kPrefillPartTiles),
                                                       kMaxSplits, kWorkspaceRows / rows}), 1);
   }
   const int64_t longest = tables.max_seq_len / num_splits;
@@ -132,8 +134,8 @@ bool plan_prefill(const AttendParams &params, const AttendDevice &device, Prefil
   out->num_splits = static_cast<int32_t>(num_splits);
   out->num_tiles = static_cast<int32_t>(num_tiles);
   out->tile_tokens = static_cast<int32_t>(tile_tokens);
-  const int32_t block_power = params.kv.block_size & -params.kv.block_size;  // largest power of two that divides it
-  out->box_rows = std::min(block_power, kPrefillTileKeys);
+  const int32_t both = params.kv.block_size | tile_keys;
+  out->box_rows = both & -both;  // the largest power of two that divides either
   return true;
 }
 

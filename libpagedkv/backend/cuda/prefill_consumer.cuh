@@ -15,14 +15,16 @@ class PrefillConsumer {
   static constexpr int kOutputs = Traits::kDim / 2;
   static constexpr int kKeySteps = Traits::kTile / 16;
   // Named barriers: one for each warpgroup's turn, one for its parts.
-  static constexpr int kTurnName = 1, kPartsName = kTurnName + Traits::kConsumers;
+  static constexpr int kTurnName = 1, kPartsName = kTurnName + kPrefillWarpgroups;
 
  public:
   __device__ PrefillConsumer(const AttendParams &p, const PrefillLaunch &launch, PrefillShared<Traits> *shared,
                              const char *queries, const char *buffers, int warpgroup)
-      : p_(p), launch_(launch), shared_(shared), queries_(name_matrix(shared_address(queries) + warpgroup * 64 * 128, 0)),
+      : p_(p), launch_(launch), shared_(shared),
+        queries_(name_matrix(shared_address(queries) + warpgroup * 64 * 128, 0)),
         keys_(name_matrix(shared_address(buffers), 0)),
-        values_(name_matrix(shared_address(buffers), Traits::kTile * 128)), warpgroup_(warpgroup), lane_(threadIdx.x % 32) {
+        values_(name_matrix(shared_address(buffers), Traits::kTile * 128)), warpgroup_(warpgroup),
+        lane_(threadIdx.x % 32) {
     const int32_t group = launch.group;
     const int warp_row = warpgroup * 64 + threadIdx.x % kWarpgroupThreads / 32 * 16;
 #pragma unroll
@@ -37,7 +39,7 @@ class PrefillConsumer {
   }
 
   __device__ void run() {
-    if (warpgroup_ == Traits::kConsumers - 1) arrive_named(turn_name(0), 2 * kWarpgroupThreads);
+    if (warpgroup_ != 0) give_turn();
     wait_barrier(&shared_->query_full[0], 0);
     PrefillTile tile = shared_->tiles[0];
     if (tile.num_key_tiles == 0) return;
@@ -123,7 +125,7 @@ class PrefillConsumer {
       weigh(scores);
       pin_registers(scores);
     }
-    ring_.advance();
+    ring_.advance();  // V of the last tile of keys comes after a buffer that no K was brought to
     wait_barrier(&shared_->full[ring_.index], ring_.phase);
     fence_products();
     multiply_values(out, weights, ring_.index);
@@ -135,15 +137,9 @@ class PrefillConsumer {
 
  private:
   // Warpgroups issue their products in turn, so that the one's softmax runs beside the other's products.
-  __device__ static int turn_name(int warpgroup) { return kTurnName + warpgroup; }
+  __device__ void wait_turn() const { sync_named(kTurnName + warpgroup_, 2 * kWarpgroupThreads); }
 
-  __device__ void wait_turn() const {
-    sync_named(turn_name(warpgroup_), 2 * kWarpgroupThreads);
-  }
-
-  __device__ void give_turn() const {
-    arrive_named(turn_name(warpgroup_ + 1 == Traits::kConsumers ? 0 : warpgroup_ + 1), 2 * kWarpgroupThreads);
-  }
+  __device__ void give_turn() const { arrive_named(kTurnName + (warpgroup_ ^ 1), 2 * kWarpgroupThreads); }
 
   __device__ void release_buffer(int index) const {
     __syncwarp();
@@ -161,7 +157,7 @@ class PrefillConsumer {
 #pragma unroll
     for (int step = 0; step < Traits::kDim / 16; ++step) {
       const int half = step / 4, in_half = step % 4 * 32;
-      multiply_shared<T>(scores, describe_matrix(query + matrix_words(half * (Traits::kRows * 128) + in_half)),
+      multiply_shared<T>(scores, describe_matrix(query + matrix_words(half * (kPrefillRows * 128) + in_half)),
                          describe_matrix(keys + matrix_words(half * (Traits::kTile * 128) + in_half)), step > 0);
     }
   }
@@ -237,8 +233,7 @@ class PrefillConsumer {
       }
       most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
       most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
-      // A maximum that grew by less than 2^8 is let go: weights may be so large, and the output need not shrink.
-      if (!((most - largest_[row]) * scale_log2_ > 8.0f)) most = largest_[row];
+      most = fmaxf(most, largest_[row]);
       const float base = most == -INFINITY ? 0.0f : most * scale_log2_;
       shrink_[row] = exp2_fast(largest_[row] * scale_log2_ - base);
       largest_[row] = most;
@@ -266,7 +261,9 @@ class PrefillConsumer {
 #pragma unroll
     for (int step = 0; step < kKeySteps; ++step) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) weights[step][i] = pack_pair<T>(scores[step * 8 + i * 2], scores[step * 8 + i * 2 + 1]);
+      for (int i = 0; i < 4; ++i) {
+        weights[step][i] = pack_pair<T>(scores[step * 8 + i * 2], scores[step * 8 + i * 2 + 1]);
+      }
     }
   }
 
@@ -320,8 +317,8 @@ class PrefillConsumer {
     }
   }
 
-  __device__ void write_part(const float (&out)[kOutputs], int row, int32_t part, int64_t token, int32_t head, float lse,
-                             float factor) const {
+  __device__ void write_part(const float (&out)[kOutputs], int row, int32_t part, int64_t token, int32_t head,
+                             float lse, float factor) const {
     const int64_t index = (part * p_.tables.num_tokens + token) * p_.num_heads + head;
     if (lane_ % 4 == 0) launch_.parts.partial_lse[index] = lse;
     float *target = launch_.parts.partial_out + index * Traits::kDim + lane_ % 4 * 2;
@@ -339,8 +336,9 @@ class PrefillConsumer {
     sync_named(kPartsName + warpgroup_, kWarpgroupThreads);
     if (threadIdx.x % kWarpgroupThreads == 0) {
       const uint32_t most = static_cast<uint32_t>(tile.num_parts) - 1;
-      const int64_t ticket = (static_cast<int64_t>(tile.index) * p_.kv.num_kv_heads + tile.kv_head) * Traits::kConsumers;
-      shared_->is_last[warpgroup_] = atomicInc(launch_.parts.tickets + ticket + warpgroup_, most) == most;
+      const int64_t tile_of_head = static_cast<int64_t>(tile.index) * p_.kv.num_kv_heads + tile.kv_head;
+      const int64_t ticket = tile_of_head * kPrefillWarpgroups + warpgroup_;
+      shared_->is_last[warpgroup_] = atomicInc(launch_.parts.tickets + ticket, most) == most;
       __threadfence();
     }
     sync_named(kPartsName + warpgroup_, kWarpgroupThreads);

@@ -2,15 +2,17 @@
 //
 // Plan of prefill_rows:
 //   A thread block a multiprocessor takes tiles of rows, or parts of their keys, until none is left: a counter in the
-//   workspace gives them out, the longest of a sequence first. Row r of a tile is token r / group, head r % group of the
-//   heads that share a KV head. The first warpgroup loads: one warp finds tiles and brings their queries, up to one tile
-//   ahead, the others bring K and V, tile of keys after tile of keys, into a ring of buffers. Rows come in boxes of a block
-//   through tensor maps, swizzled; a block that is not there lies outside the map and arrives as zeros, and the last box of
-//   a sequence is moved down by the slots that hold nothing, whose place is taken by zeros: nothing that such a slot may
-//   hold is ever loaded. The other two warpgroups have 64 rows each and walk the keys backwards, so that masks are needed
-//   in the first steps alone. A step issues the scores of one tile of keys and the output of the one before it; softmax
-//   runs beside the latter, and beside the products of the other warpgroup, as they issue in turn. The steps of one tile
-//   of rows run on into those of the next one.
+//   workspace gives them out, the longest of a sequence first. Row r of a tile is token r / group, head r % group of
+//   the heads that share a KV head.
+//   The first warpgroup loads: one warp finds tiles and brings their queries, up to one tile ahead; one brings K, one
+//   V, tile of keys after tile of keys, into a ring of buffers. Rows come in boxes of a block through tensor maps,
+//   swizzled. A block that is not there lies outside the map and arrives as zeros. The last box of a sequence is moved
+//   down by the slots that hold nothing, whose place is taken by zeros or by rows of the same block: nothing that such
+//   a slot may hold is ever loaded.
+//   The other two warpgroups have 64 rows each and walk the keys backwards, so that masks are needed in the first steps
+//   alone. A step issues the scores of one tile of keys and the output of the one before it; softmax runs beside the
+//   latter, and beside the products of the other warpgroup, as they issue in turn. The steps of one tile of rows run on
+//   into those of the next one.
 //   Where there are few tiles of rows their keys are cut in parts; the last one to finish merges them, in order.
 // Bound by the tensor cores; see docs/kernels.md.
 #pragma once
@@ -21,7 +23,7 @@
 namespace pkv {
 
 template <class Traits>
-__global__ void __launch_bounds__(Traits::kThreads, 1)
+__global__ void __launch_bounds__(kPrefillThreads, 1)
     prefill_rows(const __grid_constant__ AttendParams p, const __grid_constant__ PrefillLaunch launch,
                  const __grid_constant__ CUtensorMap query_map, const __grid_constant__ CUtensorMap key_map,
                  const __grid_constant__ CUtensorMap value_map) {
@@ -34,29 +36,31 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < Traits::kStages; ++i) {
       init_barrier(&shared.full[i], 1);
-      init_barrier(&shared.empty[i], Traits::kConsumers * 4);
+      init_barrier(&shared.empty[i], kPrefillWarpgroups * 4);
     }
     for (int i = 0; i < Traits::kQuerySlots; ++i) {
       init_barrier(&shared.tile_full[i], 1);
       init_barrier(&shared.query_full[i], 1);
-      init_barrier(&shared.query_empty[i], Traits::kConsumers * 4);
+      init_barrier(&shared.query_empty[i], kPrefillWarpgroups * 4);
     }
     fence_barrier_init();
   }
   __syncthreads();
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroupThreads, 0);
   if (warpgroup == 0) {
-    release_registers<Traits::kProducerRegisters>();
+    release_registers<kLoadingRegisters>();
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
-    if (warp == 0 || warp == 2) {
-      KeyProducer<Traits>(p, launch, &shared, buffers).run(warp == 0 ? key_map : value_map, warp == 0);
-    } else if (warp == 1) {
+    if (warp == 0) {
       produce_tiles<Traits>(p, launch, query_map, &shared, queries);
-    } else if (warp == 3) {
+    } else if (warp == 1) {
+      KeyProducer<Traits>(p, launch, &shared, buffers).run(key_map, true);
+    } else if (warp == 2) {
+      KeyProducer<Traits>(p, launch, &shared, buffers).run(value_map, false);
+    } else {
       clear_padding<typename Traits::T>(p, p.tables.cu_seqlens_q[p.tables.num_sequences], threadIdx.x % 32, 32);
     }
   } else {
-    take_registers<Traits::kConsumerRegisters>();
+    take_registers<kComputingRegisters>();
     PrefillConsumer<Traits>(p, launch, &shared, queries, buffers, warpgroup - 1).run();
   }
 #endif

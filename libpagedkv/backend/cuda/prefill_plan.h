@@ -18,8 +18,10 @@ struct PrefillPlan {
 
 constexpr int kPrefillWarpgroups = 2;  // that compute
 constexpr int kPrefillRows = 64 * kPrefillWarpgroups;
-constexpr int kPrefillTileKeys = 128;
-constexpr int kPrefillPartTiles = 8;    // tiles of keys in a part, at least
+constexpr int kPrefillPartTiles = 8;  // tiles of keys in a part, at least
+
+// Keys of a tile: what registers and shared memory have room for (docs/kernels.md).
+constexpr int prefill_tile_keys(int head_dim) { return head_dim == 64 ? 128 : 160; }
 
 // Whether the prefill kernel can do it, and is worth it.
 bool plan_prefill(const AttendParams &params, const AttendDevice &device, PrefillPlan *out);

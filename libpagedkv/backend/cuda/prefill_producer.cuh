@@ -11,8 +11,8 @@ template <class Traits>
 __device__ void produce_tiles(const AttendParams &p, const PrefillLaunch &launch, const CUtensorMap &query_map,
                               PrefillShared<Traits> *shared, char *queries) {
   const int lane = threadIdx.x % 32;
-  const uint32_t num_tiles = static_cast<uint32_t>(launch.plan.num_tiles);
   const uint32_t num_splits = static_cast<uint32_t>(launch.plan.num_splits);
+  const uint32_t num_tiles = static_cast<uint32_t>(launch.plan.num_tiles);
   const uint32_t num_works = num_tiles * static_cast<uint32_t>(p.kv.num_kv_heads) * num_splits;
   const int32_t group = launch.group;
   RingCursor<Traits::kQuerySlots> slot;
@@ -21,11 +21,12 @@ __device__ void produce_tiles(const AttendParams &p, const PrefillLaunch &launch
     PrefillTile tile = {};
     if (work < num_works) {
       const uint32_t part = work % num_splits, row_work = work / num_splits;
-      const uint32_t kv_head = row_work / num_tiles, index = row_work % num_tiles;
+      const uint32_t kv_head = row_work / num_tiles;
+      const uint32_t index = num_tiles - 1 - row_work % num_tiles;
       uint32_t next = 0;
       if (lane == 0) next = atomicInc(launch.next_tile, num_works - 1);
       RowTile rows;
-      const bool has_rows = find_rows(p.tables, 1, launch.plan.tile_tokens, launch.plan.num_tiles - 1 - index, &rows);
+      const bool has_rows = find_rows(p.tables, 1, launch.plan.tile_tokens, index, &rows);
       work = __shfl_sync(0xffffffffu, next, 0) + gridDim.x;
       if (!has_rows) continue;
       tile.sequence = rows.sequence;
@@ -47,7 +48,7 @@ __device__ void produce_tiles(const AttendParams &p, const PrefillLaunch &launch
       // Parts as equal as may be.
       const int32_t part_tiles = num_key_tiles / num_parts, num_longer = num_key_tiles % num_parts;
       const int32_t before = static_cast<int32_t>(part) * part_tiles + min(static_cast<int32_t>(part), num_longer);
-      tile.index = launch.plan.num_tiles - 1 - static_cast<int32_t>(index);
+      tile.index = static_cast<int32_t>(index);
       tile.part = static_cast<int32_t>(part);
       tile.num_parts = num_parts;
       tile.last_key = (last - before) * Traits::kTile;
@@ -64,7 +65,7 @@ __device__ void produce_tiles(const AttendParams &p, const PrefillLaunch &launch
         arrive_with_bytes(barrier, launch.plan.tile_tokens * group * Traits::kDim * 2);
 #pragma unroll
         for (int half = 0; half < Traits::kHalves; ++half) {
-          copy_box(queries + slot.index * Traits::kQueryBytes + half * (Traits::kRows * 128), &query_map, barrier,
+          copy_box(queries + slot.index * Traits::kQueryBytes + half * (kPrefillRows * 128), &query_map, barrier,
                    half * 64, tile.kv_head * group, tile.first_token);
         }
       }
@@ -75,8 +76,8 @@ __device__ void produce_tiles(const AttendParams &p, const PrefillLaunch &launch
   }
 }
 
-// Loads K or V of the tiles of rows. K of a tile of keys comes before V of the tile that was walked before it: in the ring
-// stand K, K, V, K, V, ...
+// Loads K or V of the tiles of rows. K of a tile of keys stands before V of the tile of keys that was walked before it:
+// K, K, V, K, V and so on, each one's buffers two apart but for the first.
 template <class Traits>
 class KeyProducer {
  public:
@@ -88,7 +89,7 @@ class KeyProducer {
   __device__ void run(const CUtensorMap &map, bool is_key) {
     RingCursor<Traits::kQuerySlots> slot;
     if (!is_key) ring_.advance(2);
-    int steps = is_key ? 1 : 2;
+    bool is_first_key = is_key;
     while (true) {
       wait_barrier(&shared_->tile_full[slot.index], slot.phase);
       const PrefillTile &tile = shared_->tiles[slot.index];
@@ -104,8 +105,9 @@ class KeyProducer {
         const int32_t key = first_key + lane_key_;
         // The last box of a sequence is moved down, so that slots beyond the sequence stay out of it.
         const int32_t offset = entry < 0 ? 0 : key % p_.kv.block_size - max(key + launch_.plan.box_rows - seq_len, 0);
-        load(map, {entry, offset, kv_head}, steps);
-        steps = 2;
+        load(map, {entry, offset, kv_head});
+        ring_.advance(is_first_key ? 1 : 2);
+        is_first_key = false;
         entry = next_entry;
       }
     }
@@ -123,7 +125,7 @@ class KeyProducer {
     return lane_key_ < Traits::kTile && key < seq_len ? table[key / p_.kv.block_size] : -1;
   }
 
-  __device__ void load(const CUtensorMap &map, const Place &place, int steps) {
+  __device__ void load(const CUtensorMap &map, const Place &place) {
     wait_barrier(&shared_->empty[ring_.index], ring_.phase ^ 1);
     const uint32_t mask = __ballot_sync(0xffffffffu, place.block >= 0);
     uint64_t *barrier = &shared_->full[ring_.index];
@@ -141,7 +143,6 @@ class KeyProducer {
       }
     }
     __syncwarp();
-    ring_.advance(steps);
   }
 
   const AttendParams &p_;

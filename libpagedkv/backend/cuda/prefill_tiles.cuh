@@ -31,20 +31,20 @@ struct PrefillTile {
   int32_t part, num_parts;
 };
 
+constexpr int kPrefillThreads = kWarpgroupThreads * (1 + kPrefillWarpgroups);
+// Of each thread of the warpgroup that loads, and of those that compute: 65536 of a multiprocessor among them.
+constexpr int kLoadingRegisters = 40, kComputingRegisters = 232;
+
 template <class Element, int kHeadDim>
 struct PrefillTraits {
   using T = Element;
   static constexpr int kDim = kHeadDim;
-  static constexpr int kTile = kPrefillTileKeys;
-  static constexpr int kStages = kHeadDim == 64 ? 10 : 5;      // tiles of K or V
-  static constexpr int kConsumers = kPrefillWarpgroups;
+  static constexpr int kTile = prefill_tile_keys(kHeadDim);
+  static constexpr int kStages = kHeadDim == 64 ? 10 : 4;  // buffers, of a tile of K or of V
   static constexpr int kQuerySlots = 2;
-  static constexpr int kRows = kPrefillRows;
-  static constexpr int kThreads = kWarpgroupThreads * (kConsumers + 1);
-  static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;  // of a thread
-  static constexpr int kHalves = kHeadDim / 64;
+  static constexpr int kHalves = kHeadDim / 64;  // a row of 64 dims takes the 128 bytes that are swizzled
   static constexpr int kTileBytes = kTile * kHeadDim * 2;
-  static constexpr int kQueryBytes = kRows * kHeadDim * 2;
+  static constexpr int kQueryBytes = kPrefillRows * kHeadDim * 2;
   static constexpr int kSharedBytes = 1024 + kQuerySlots * kQueryBytes + kStages * kTileBytes;
 };
 
@@ -54,7 +54,7 @@ struct PrefillShared {
   uint64_t tile_full[Traits::kQuerySlots], query_full[Traits::kQuerySlots], query_empty[Traits::kQuerySlots];
   PrefillTile tiles[Traits::kQuerySlots];
   uint32_t box_masks[Traits::kStages];  // boxes of the tile of keys that are there
-  bool is_last[Traits::kConsumers];     // part of a tile of rows
+  bool is_last[kPrefillWarpgroups];      // part of a tile of rows
 };
 
 // Position in a ring of barriers.

@@ -1,4 +1,4 @@
-// Rows as they are stored: converted, quantised, K rotated. A row in the hands of a warp, a piece in those of a lane.
+// Rows as they are stored: converted, quantised, K rotated. A thread has a piece of a row.
 #pragma once
 
 #include <cfloat>
@@ -11,8 +11,6 @@
 
 namespace pkv {
 
-constexpr int kRowLanes = 32;  // a warp that has a row has 256 dims at most
-constexpr int kMaxHeadDim = kRowLanes * kPieceElements;
 constexpr double kInversePi = 0.31830988618379067154;
 
 template <class Source, class Stored>
@@ -31,10 +29,13 @@ __device__ inline void store_piece(const Piece<Source> &given, Stored *target, f
   *reinterpret_cast<Piece<Stored> *>(target) = stored;
 }
 
-// A row that a warp has, with a scale of its own: finds it, stores both. All lanes call it.
+// A row that neighbouring lanes of a warp have, with a scale of its own: finds it, stores both. num_lanes: a power of
+// two; all of them call it, some perhaps without a piece.
 template <class Source, class Stored>
 __device__ inline void store_scaled_row(const Piece<Source> &given, Stored *target, float *row_scale, bool is_active,
-                                        int lane) {
+                                        int num_lanes) {
+  const int lane = (threadIdx.y * blockDim.x + threadIdx.x) % 32;
+  const uint32_t lanes = (0xffffffffu >> (32 - num_lanes)) << (lane & ~(num_lanes - 1));
   float scale = 1.0f;
   if constexpr (!std::is_same_v<Source, Stored>) {
     float largest = 0.0f;
@@ -45,48 +46,90 @@ __device__ inline void store_scaled_row(const Piece<Source> &given, Stored *targ
         if (magnitude <= FLT_MAX) largest = fmaxf(largest, magnitude);  // NaN and infinities set no scale
       }
     }
-#pragma unroll
-    for (int distance = kRowLanes / 2; distance > 0; distance /= 2) {
-      largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, distance));
+    for (int distance = num_lanes / 2; distance > 0; distance /= 2) {
+      largest = fmaxf(largest, __shfl_xor_sync(lanes, largest, distance));
     }
     scale = largest / largest_code<Stored>();
     if (scale < FLT_MIN) scale = 1.0f;  // so small a row is stored as zeros
   }
   if (is_active) store_piece(given, target, scale);
-  if (lane == 0) *row_scale = scale;
+  if ((lane & (num_lanes - 1)) == 0) *row_scale = scale;
 }
 
-// Cosine and sine of pair `pair` at `position`. Angles are found in double: at a million tokens float32 has lost them.
-__device__ inline float2 find_angle(const RopeParams &rope, int64_t position, int32_t pair) {
-  const int32_t num_pairs = rope.rotary_dim / 2;
-  if (rope.cos_sin != nullptr) {
-    const float *row = rope.cos_sin + position * rope.cos_sin_stride;
-    return {row[pair], row[num_pairs + pair]};
-  }
-  // In half turns, which need no reduction by a long pi.
-  const double turns = static_cast<double>(position) * (pow(rope.base, -2.0 * pair / rope.rotary_dim) * kInversePi);
-  double sine, cosine;
-  sincospi(turns, &sine, &cosine);
-  return {static_cast<float>(cosine), static_cast<float>(sine)};
-}
-
-// Eight elements from `first` on of a row of float32 in shared memory, rotated. As on the host the products are exact,
-// in double, and a result is rounded to float32 at its end.
-__device__ inline Piece<float> rotate_piece(const RopeParams &rope, const float *row, const float2 *angles,
-                                            int32_t first) {
-  const int32_t num_pairs = rope.rotary_dim / 2;
-  Piece<float> piece = *reinterpret_cast<const Piece<float> *>(row + first);
+// The rotation of the eight elements from `first` on of K rows, by the angles of a position.
+class PieceRotation {
+ public:
+  // Angles are found in double: at a million tokens float32 has lost them.
+  __device__ PieceRotation(const RopeParams &rope, int64_t position, int32_t first) : rope_(rope), first_(first) {
+    const int32_t num_pairs = rope.rotary_dim / 2;
+    const double step = rope.cos_sin != nullptr ? 0.0 : log2(rope.base) * -2.0 / rope.rotary_dim;
+    const float *row = rope.cos_sin + (rope.cos_sin != nullptr ? position * rope.cos_sin_stride : 0);
 #pragma unroll
-  for (int i = 0; i < kPieceElements; ++i) {
-    const int32_t dim = first + i;
-    if (dim >= rope.rotary_dim) continue;
-    const bool is_second = rope.is_interleaved ? dim % 2 == 1 : dim >= num_pairs;
-    const int32_t pair = rope.is_interleaved ? dim / 2 : is_second ? dim - num_pairs : dim;
-    const int32_t partner = rope.is_interleaved ? dim ^ 1 : is_second ? dim - num_pairs : dim + num_pairs;
-    const double own = piece.elements[i], other = row[partner], cosine = angles[pair].x, sine = angles[pair].y;
-    piece.elements[i] = static_cast<float>(own * cosine + (is_second ? other * sine : -(other * sine)));
+    for (int i = 0; i < kPieceElements; ++i) {
+      const int32_t dim = first + i;
+      if (dim >= rope.rotary_dim) continue;
+      const bool is_second = rope.is_interleaved ? dim % 2 == 1 : dim >= num_pairs;
+      const int32_t pair = rope.is_interleaved ? dim / 2 : is_second ? dim - num_pairs : dim;
+      if (i % 2 == 1 && rope.is_interleaved) {
+        cosines_[i] = cosines_[i - 1];
+        sines_[i] = -sines_[i - 1];
+        continue;
+      }
+      if (rope.cos_sin != nullptr) {
+        cosines_[i] = row[pair];
+        sines_[i] = row[num_pairs + pair];
+      } else {
+        // In half turns, which need no reduction by a long pi.
+        double sine, cosine;
+        sincospi(static_cast<double>(position) * (exp2(pair * step) * kInversePi), &sine, &cosine);
+        cosines_[i] = static_cast<float>(cosine);
+        sines_[i] = static_cast<float>(sine);
+      }
+      if (!is_second) sines_[i] = -sines_[i];
+    }
   }
-  return piece;
-}
+
+  // The elements of `row` that the eight ones, `own`, are turned with.
+  template <class T>
+  __device__ Piece<T> load_partners(const T *row, const Piece<T> &own, bool is_aligned) const {
+    Piece<T> partners;
+    const int32_t num_pairs = rope_.rotary_dim / 2;
+    if (rope_.is_interleaved) {
+#pragma unroll
+      for (int i = 0; i < kPieceElements; ++i) partners.elements[i] = own.elements[i ^ 1];
+    } else if (num_pairs % kPieceElements == 0) {  // they are a piece too
+      if (first_ < rope_.rotary_dim) {
+        partners = load_piece(row + (first_ < num_pairs ? first_ + num_pairs : first_ - num_pairs), is_aligned);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kPieceElements; ++i) {
+        const int32_t dim = first_ + i;
+        if (dim < rope_.rotary_dim) partners.elements[i] = row[dim < num_pairs ? dim + num_pairs : dim - num_pairs];
+      }
+    }
+    return partners;
+  }
+
+  // scale: of both.
+  template <class T>
+  __device__ Piece<float> rotate(const Piece<T> &own, const Piece<T> &partners, float scale) const {
+    Piece<float> rotated;
+#pragma unroll
+    for (int i = 0; i < kPieceElements; ++i) {
+      const float value = to_float(own.elements[i]) * scale;
+      rotated.elements[i] = value;
+      if (first_ + i < rope_.rotary_dim) {
+        rotated.elements[i] = fmaf(value, cosines_[i], to_float(partners.elements[i]) * scale * sines_[i]);
+      }
+    }
+    return rotated;
+  }
+
+ private:
+  const RopeParams &rope_;
+  const int32_t first_;
+  float cosines_[kPieceElements], sines_[kPieceElements];  // sines are negative for the first one of a pair
+};
 
 }  // namespace pkv

@@ -40,37 +40,31 @@ __device__ inline void pin_registers(float (&registers)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }
 
-// What the products below have in common: registers of results of 64 and of 128 columns, and how they are named.
-#define PKV_OUT8(c, i)                                                                          \
-  "+f"((c)[i]), "+f"((c)[(i) + 1]), "+f"((c)[(i) + 2]), "+f"((c)[(i) + 3]), "+f"((c)[(i) + 4]), \
-      "+f"((c)[(i) + 5]), "+f"((c)[(i) + 6]), "+f"((c)[(i) + 7])
-#define PKV_OUT32(c, i) PKV_OUT8(c, i), PKV_OUT8(c, (i) + 8), PKV_OUT8(c, (i) + 16), PKV_OUT8(c, (i) + 24)
-#define PKV_OUT64(c) PKV_OUT32(c, 0), PKV_OUT32(c, 32)
-#define PKV_NAMES32                                                        \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+// The products, by the columns of their result: a thread holds half as many registers of it. A type is that of PTX.
+#define PKV_OUT16(c, i)                                                                                                \
+  "+f"((c)[i]), "+f"((c)[(i) + 1]), "+f"((c)[(i) + 2]), "+f"((c)[(i) + 3]), "+f"((c)[(i) + 4]), "+f"((c)[(i) + 5]),    \
+      "+f"((c)[(i) + 6]), "+f"((c)[(i) + 7]), "+f"((c)[(i) + 8]), "+f"((c)[(i) + 9]), "+f"((c)[(i) + 10]),             \
+      "+f"((c)[(i) + 11]), "+f"((c)[(i) + 12]), "+f"((c)[(i) + 13]), "+f"((c)[(i) + 14]), "+f"((c)[(i) + 15])
+#define PKV_OUT32(c) PKV_OUT16(c, 0), PKV_OUT16(c, 16)
+#define PKV_OUT64(c) PKV_OUT32(c), PKV_OUT16(c, 32), PKV_OUT16(c, 48)
+#define PKV_OUT80(c) PKV_OUT64(c), PKV_OUT16(c, 64)
+#define PKV_NAMES_32                                                                                                   \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                             \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define PKV_NAMES64                                                                            \
-  PKV_NAMES32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, " \
-  "%47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-// `tail` names the operand that says whether to accumulate.
-#define PKV_PRODUCT(shape, type, names, operands, tail)                                                            \
-  "{\n.reg .pred p;\nsetp.ne.b32 p, " tail ", 0;\nwgmma.mma_async.sync.aligned." shape ".f32." type "." type " {" \
-  names "}, " operands ";\n}\n"
+#define PKV_NAMES_64 PKV_NAMES_32 ", "                                                                                 \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                                   \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define PKV_NAMES_80 PKV_NAMES_64 ", "                                                                                 \
+  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define PKV_PRODUCT(columns, type, names, operands, scale)                                                             \
+  "{\n.reg .pred p;\nsetp.ne.b32 p, " scale ", 0;\n"                                                                   \
+  "wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "." type " {" names "}, " operands ";\n}\n"
 
-#define PKV_SHARED(type)                                                                          \
-  asm volatile(PKV_PRODUCT("m64n128k16", type, PKV_NAMES64, "%64, %65, p, 1, 1, 0, 0", "%66")     \
-               : PKV_OUT64(c)                                                                     \
+// c [64, columns] = a [64, 16] b [columns, 16]^T, or += if it accumulates; both lie in shared memory.
+#define PKV_SHARED(type)                                                                                               \
+  asm volatile(PKV_PRODUCT("128", type, PKV_NAMES_64, "%64, %65, p, 1, 1, 0, 0", "%66")                                \
+               : PKV_OUT64(c)                                                                                          \
                : "l"(a), "l"(b), "r"(static_cast<int>(accumulates)))
-#define PKV_REGISTERS(shape, type, names, operands, tail, out) \
-  asm volatile(PKV_PRODUCT(shape, type, names, operands, tail) \
-               : out                                           \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1))
-#define PKV_REGISTERS64(type) \
-  PKV_REGISTERS("m64n64k16", type, PKV_NAMES32, "{%32, %33, %34, %35}, %36, p, 1, 1, 1", "%37", PKV_OUT32(c, 0))
-#define PKV_REGISTERS128(type) \
-  PKV_REGISTERS("m64n128k16", type, PKV_NAMES64, "{%64, %65, %66, %67}, %68, p, 1, 1, 1", "%69", PKV_OUT64(c))
-
-// c [64, 128] = a [64, 16] b [128, 16]^T, or += if it accumulates; both lie in shared memory.
 template <class T>
 __device__ inline void multiply_shared(float (&c)[64], uint64_t a, uint64_t b, bool accumulates) {
   if constexpr (std::is_same_v<T, __half>) {
@@ -79,35 +73,58 @@ __device__ inline void multiply_shared(float (&c)[64], uint64_t a, uint64_t b, b
     PKV_SHARED("bf16");
   }
 }
+#undef PKV_SHARED
 
-// c [64, columns] += a b [16, columns], where a are the registers of such a result, in pairs: 64 or 128 columns.
+#define PKV_SHARED(type)                                                                                               \
+  asm volatile(PKV_PRODUCT("160", type, PKV_NAMES_80, "%80, %81, p, 1, 1, 0, 0", "%82")                                \
+               : PKV_OUT80(c)                                                                                          \
+               : "l"(a), "l"(b), "r"(static_cast<int>(accumulates)))
+template <class T>
+__device__ inline void multiply_shared(float (&c)[80], uint64_t a, uint64_t b, bool accumulates) {
+  if constexpr (std::is_same_v<T, __half>) {
+    PKV_SHARED("f16");
+  } else {
+    PKV_SHARED("bf16");
+  }
+}
+#undef PKV_SHARED
+
+// c [64, columns] += a [64, 16] b [16, columns]: a are registers of such a result, in pairs.
+#define PKV_REGISTERS(type)                                                                                            \
+  asm volatile(PKV_PRODUCT("64", type, PKV_NAMES_32, "{%32, %33, %34, %35}, %36, p, 1, 1, 1", "1")                     \
+               : PKV_OUT32(c)                                                                                          \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
 template <class T>
 __device__ inline void multiply_registers(float (&c)[32], const uint32_t (&a)[4], uint64_t b) {
   if constexpr (std::is_same_v<T, __half>) {
-    PKV_REGISTERS64("f16");
+    PKV_REGISTERS("f16");
   } else {
-    PKV_REGISTERS64("bf16");
+    PKV_REGISTERS("bf16");
   }
 }
+#undef PKV_REGISTERS
 
+#define PKV_REGISTERS(type)                                                                                            \
+  asm volatile(PKV_PRODUCT("128", type, PKV_NAMES_64, "{%64, %65, %66, %67}, %68, p, 1, 1, 1", "1")                    \
+               : PKV_OUT64(c)                                                                                          \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
 template <class T>
 __device__ inline void multiply_registers(float (&c)[64], const uint32_t (&a)[4], uint64_t b) {
   if constexpr (std::is_same_v<T, __half>) {
-    PKV_REGISTERS128("f16");
+    PKV_REGISTERS("f16");
   } else {
-    PKV_REGISTERS128("bf16");
+    PKV_REGISTERS("bf16");
   }
 }
-
-#undef PKV_REGISTERS128
-#undef PKV_REGISTERS64
 #undef PKV_REGISTERS
-#undef PKV_SHARED
+
 #undef PKV_PRODUCT
-#undef PKV_NAMES64
-#undef PKV_NAMES32
+#undef PKV_NAMES_80
+#undef PKV_NAMES_64
+#undef PKV_NAMES_32
+#undef PKV_OUT80
 #undef PKV_OUT64
 #undef PKV_OUT32
-#undef PKV_OUT8
+#undef PKV_OUT16
 
 }  // namespace pkv
