@@ -49,8 +49,8 @@ __device__ inline int32_t count_group(const AttendParams &p) {
   return static_cast<int32_t>(static_cast<uint32_t>(p.num_heads) / static_cast<uint32_t>(p.kv.num_kv_heads));
 }
 
-// Returns the factor that the output of a row wants, and where it goes; writes its lse. Rows that are not there (is_row)
-// have neither.
+// Returns the factor that the output of a row wants, and where it goes; writes its lse. Rows that are not there
+// (is_row) have neither.
 __device__ inline float finish_decode_row(const AttendParams &p, int32_t first_token, uint32_t row, bool is_row,
                                           int32_t kv_head, float value_scale, float largest, float sum,
                                           bool writes, int64_t *out_offset) {
@@ -175,7 +175,8 @@ class DecodeWalk {
     for (int n = 0; n < Traits::kRowTiles; ++n) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int32_t position = first_position + static_cast<int32_t>(static_cast<uint32_t>(n * 8 + (lane % 4) * 2 + i) / static_cast<uint32_t>(group));
+        const uint32_t row = static_cast<uint32_t>(n * 8 + (lane % 4) * 2 + i);
+        const int32_t position = first_position + static_cast<int32_t>(row / static_cast<uint32_t>(group));
 #pragma unroll
         for (int m = 0; m < Traits::kKeyTiles; ++m) {
 #pragma unroll

@@ -14,8 +14,8 @@ constexpr int kDecodeBlocks = 1;  // thread blocks of a multiprocessor
 constexpr int kDecodeWarps = 8;
 constexpr int kDecodePlanes = 4;  // of K or V of head dim 128 on their way, of a warp
 
-// K or V [block, head, piece of a row, token, byte], without an end of the blocks: a captured launch may meet a cache that
-// has grown. Block -1 lies outside and is read as zeros.
+// K or V [block, head, piece of a row, token, byte], without an end of the blocks: a captured launch may meet a cache
+// that has grown. Block -1 lies outside and is read as zeros.
 template <class Traits>
 Status make_decode_map(const PagedKv &kv, const DecodeLaunch &launch, uint64_t offset, CUtensorMap *out) {
   const cuuint64_t dims[] = {Traits::kPieceBytes, static_cast<cuuint64_t>(kv.block_size), Traits::kRowPieces,
@@ -26,11 +26,9 @@ Status make_decode_map(const PagedKv &kv, const DecodeLaunch &launch, uint64_t o
                             static_cast<cuuint32_t>(launch.box_pieces), 1, 1};
   return make_map(CU_TENSOR_MAP_DATA_TYPE_UINT8, static_cast<const char *>(kv.base) + offset, dims, strides, box,
                   Traits::kPieceBytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
-                  // No more than a row: what stands beside it is another head's.
-                  Traits::kRowPieces > 1              ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B
-                  : Traits::kPieceBytes == 128        ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B
-                                                      : CU_TENSOR_MAP_L2_PROMOTION_L2_64B,
-                  out);
+                  // Wider ones bring what stands beside a row too, which is another head's, and are slower for rows of
+                  // 256 bytes as well.
+                  CU_TENSOR_MAP_L2_PROMOTION_L2_128B, out);
 }
 
 // Whether it was launched: not if the workspace is too small.

@@ -1,5 +1,5 @@
-// How the decode kernel comes to its rows: a warp looks keys up in the block table, a tile ahead of the copies that it then
-// asks for, and keeps a ring of planes of K and V on their way to shared memory.
+// How the decode kernel comes to its rows: a warp looks keys up in the block table, a tile ahead of the copies that it
+// then asks for, and keeps a ring of planes of K and V on their way to shared memory.
 #pragma once
 
 #include "backend/cuda/decode_products.cuh"
@@ -31,8 +31,8 @@ struct DecodeWarp {
   uint64_t full[Traits::kPlanes];              // barriers: the plane is there
 };
 
-// Where a key is: its block, negative outside the sequence and where it was given back, and its token there. The head is
-// that of its tile; negative: there is no tile.
+// Where a key is: its block, negative outside the sequence and where it was given back, and its token there. The head
+// is that of its tile; negative: there is no tile.
 struct DecodePlace {
   int32_t block, offset, kv_head;
 };
@@ -116,8 +116,8 @@ class DecodeLoader {
       const int32_t block = max(place_.block, -1);  // -1 lies outside and arrives as zeros
 #pragma unroll 1
       for (int piece = 0; piece < Traits::kRowPieces; piece += launch_.box_pieces) {
-        copy_box(target + piece * (Traits::kTileKeys * Traits::kPieceBytes), is_key ? &maps_.keys : &maps_.values,
-                 barrier, 0, place_.offset, piece, place_.kv_head, block);
+        copy_box_once(target + piece * (Traits::kTileKeys * Traits::kPieceBytes), is_key ? &maps_.keys : &maps_.values,
+                      barrier, 0, place_.offset, piece, place_.kv_head, block);
       }
     }
     ring_.advance();

@@ -13,54 +13,55 @@ __device__ inline const float *find_part(const char *planes, int slot) {
                                                        : planes + slot / 2 * Traits::kRingBytes);
 }
 
-// A warp merges the parts of a row that the thread block has, and writes it, or a part of it to the workspace.
+// A thread merges four dims of a row of the parts that the thread block has, and writes them, or a part to the
+// workspace.
 template <class Traits>
-__device__ void merge_slots(const AttendParams &p, const DecodeSlot &slot, uint32_t members, int32_t row, bool is_whole,
-                            const char *planes, float *part) {
-  const int lane = threadIdx.x % 32;
-  const bool is_member = (members >> lane & 1) != 0;
-  const float *own = find_part<Traits>(planes, is_member ? lane : 0) + row * Traits::kPartStride + Traits::kDim;
-  const float own_largest = is_member ? own[0] : kLowest, own_sum = is_member ? own[1] : 0.0f;
-  const float largest = max_warp(own_largest);
-  const float weight = is_member ? raise_two(own_largest - largest) : 0.0f;
-  const float sum = add_warp(weight * own_sum);
-  float factor = 1.0f;
-  int64_t offset = 0;
-  if (is_whole) {
-    factor = finish_decode_row(p, slot.first_token, row, true, slot.kv_head, p.kv.v_scale[slot.kv_head], largest, sum,
-                               lane == 0, &offset);
-  } else if (lane == 0) {
-    part[row * Traits::kPartStride + Traits::kDim] = largest;
-    part[row * Traits::kPartStride + Traits::kDim + 1] = sum;
+__device__ inline void merge_slots(const AttendParams &p, const DecodeSlot &slot, uint32_t members, int32_t row,
+                                   int32_t dim, bool is_whole, const char *planes, float *part) {
+  constexpr int kSlots = 2 * Traits::kWarps;
+  float2 states[kSlots];  // maximum, sum
+  float largest = kLowest;
+#pragma unroll
+  for (int i = 0; i < kSlots; ++i) {
+    states[i] = {kLowest, 0.0f};
+    if ((members >> i & 1) == 0) continue;
+    const float *from = find_part<Traits>(planes, i) + row * Traits::kPartStride;
+    states[i] = *reinterpret_cast<const float2 *>(from + Traits::kDim);
+    largest = fmaxf(largest, states[i].x);
   }
-  const int dim = lane * 4;
+  float sum = 0.0f;
   float4 total = {0.0f, 0.0f, 0.0f, 0.0f};
-  for (uint32_t rest = members; rest != 0; rest &= rest - 1) {
-    const int member = __ffs(static_cast<int>(rest)) - 1;
-    const float share = __shfl_sync(0xffffffffu, weight, member);
-    if (dim >= Traits::kDim) continue;
-    const float *from = find_part<Traits>(planes, member) + row * Traits::kPartStride + dim;
-    add_share(&total, share, *reinterpret_cast<const float4 *>(from));
+#pragma unroll
+  for (int i = 0; i < kSlots; ++i) {
+    if ((members >> i & 1) == 0) continue;
+    const float weight = raise_two(states[i].x - largest);
+    sum += weight * states[i].y;
+    const float *from = find_part<Traits>(planes, i) + row * Traits::kPartStride + dim;
+    add_share(&total, weight, *reinterpret_cast<const float4 *>(from));
   }
-  if (dim >= Traits::kDim) return;
   if (is_whole) {
+    int64_t offset;
+    const float factor = finish_decode_row(p, slot.first_token, row, true, slot.kv_head, p.kv.v_scale[slot.kv_head],
+                                           largest, sum, dim == 0, &offset);
     write_dims<typename Traits::T>(p, offset + dim, total, factor);
   } else {
-    *reinterpret_cast<float4 *>(part + row * Traits::kPartStride + dim) = total;
+    float *const row_part = part + row * Traits::kPartStride;
+    *reinterpret_cast<float4 *>(row_part + dim) = total;
+    if (dim == 0) *reinterpret_cast<float2 *>(row_part + Traits::kDim) = {largest, sum};
   }
 }
 
-// A warp merges the parts of a row that thread blocks first to last have left: kAtOnce of them are on their way together.
+// A warp merges the parts of a row that thread blocks first to last have left: kAtOnce are on their way together.
 template <class Traits>
 __device__ void merge_blocks(const AttendParams &p, const DecodeSlot &slot, int32_t first, int32_t last, int32_t row,
                              const float *parts) {
-  constexpr int kAtOnce = 16;
+  constexpr int kAtOnce = 20;
   const int lane = threadIdx.x % 32;
   const bool has_dims = lane * 4 < Traits::kDim;
   // Of the first the part that leaves it, of the others the one that comes.
   const auto part_of = [&](int32_t block) {
-    return parts + static_cast<int64_t>(block) * (2 * Traits::kPartFloats) + (block == first ? Traits::kPartFloats : 0) +
-           row * Traits::kPartStride;
+    return parts + static_cast<int64_t>(block) * (2 * Traits::kPartFloats) +
+           (block == first ? Traits::kPartFloats : 0) + row * Traits::kPartStride;
   };
   const float value_scale = p.kv.v_scale[slot.kv_head];
   float largest = kLowest, sum = 0.0f;
@@ -91,6 +92,17 @@ __device__ void merge_blocks(const AttendParams &p, const DecodeSlot &slot, int3
   if (has_dims) write_dims<typename Traits::T>(p, offset + lane * 4, total, factor);
 }
 
+// Whether `most` others have come before; the ticket is zero again then. What the thread block has written before its
+// last barrier is seen by those that come later, and the other way round.
+__device__ inline bool take_ticket(uint32_t *ticket, uint32_t most) {
+  uint32_t before;
+  asm volatile("fence.acq_rel.gpu;\natom.inc.acq_rel.gpu.global.u32 %0, [%1], %2;\n"
+               : "=r"(before)
+               : "l"(ticket), "r"(most)
+               : "memory");
+  return before == most;
+}
+
 template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
     attend_decode(const __grid_constant__ AttendParams p, const __grid_constant__ DecodeLaunch launch,
@@ -109,13 +121,17 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
     prefetch_map(&maps.keys), prefetch_map(&maps.values);
     num_tokens = __ldg(p.tables.cu_seqlens_q + p.tables.num_sequences);
   }
-  if (threadIdx.x < 2 * Traits::kWarps) slots[threadIdx.x].first_unit = -1;
+  if (lane < 2) slots[2 * warp + lane].first_unit = -1;
   if (lane < Traits::kPlanes) init_barrier(&warps[warp].full[lane], 1);
   fence_barrier_init();
+  __syncwarp();
 
   const int32_t num_sequences = static_cast<int32_t>(p.tables.num_sequences);
+  const bool is_small = num_sequences <= 32;
   const int32_t strip = (num_sequences + Traits::kThreads - 1) / Traits::kThreads;
-  const int32_t num_units = strips.template add_up<Traits::kTileKeys>(p, strip) * p.kv.num_kv_heads;
+  DecodeLanes<Traits::kTileKeys> lanes;
+  const int32_t num_tiles = is_small ? lanes.add_up(p) : strips.template add_up<Traits::kTileKeys>(p, strip);
+  const int32_t num_units = num_tiles * p.kv.num_kv_heads;
   // A few keys are not worth the merge of many thread blocks.
   const int32_t num_active = min(max(num_units / Traits::kWarps, 1), static_cast<int32_t>(gridDim.x));
   const DecodeShares shares(num_units, num_active * Traits::kWarps);
@@ -125,7 +141,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
   if (has_units) {
     const int32_t warp_begin = shares.begin(first_warp + warp), warp_end = shares.begin(first_warp + warp + 1);
     if (warp_begin < warp_end) {
-      const auto cursor = strips.template find<Traits::kTileKeys>(p, strip, warp_begin);
+      const auto cursor = is_small ? lanes.find(p, warp_begin)
+                                   : strips.template find<Traits::kTileKeys>(p, strip, warp_begin);
       DecodeWarp<Traits> &own = warps[warp];  // written by every lane, the same
       own.ahead = own.now = cursor;
       own.begin = warp_begin, own.end = warp_end;
@@ -136,9 +153,9 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
       walk.run(slots + 2 * warp);
     }
   }
+  __syncthreads();
   clear_padding<typename Traits::T>(p, num_tokens, threadIdx.x, blockDim.x);
   if (!has_units) return;
-  __syncthreads();
 
   // Parts of one segment stand in neighbouring slots that are in use.
   const int32_t own_unit = lane < 2 * Traits::kWarps ? slots[lane].first_unit : -1;
@@ -146,18 +163,19 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
   const uint32_t below = used & ((1u << lane) - 1);
   const int32_t before = __shfl_sync(0xffffffffu, own_unit, below == 0 ? lane : 31 - __clz(static_cast<int>(below)));
   const uint32_t firsts = __ballot_sync(0xffffffffu, own_unit >= 0 && (below == 0 || before != own_unit));
-  float *parts = launch.parts + static_cast<int64_t>(blockIdx.x) * 2 * Traits::kRows * Traits::kPartStride;
-  int task = 0;
+  float *parts = launch.parts + static_cast<int64_t>(blockIdx.x) * (2 * Traits::kPartFloats);
+#pragma unroll 1
   for (uint32_t rest = firsts; rest != 0; rest &= rest - 1) {
     const int first = __ffs(static_cast<int>(rest)) - 1;
     const uint32_t next = rest & (rest - 1);
     const uint32_t members = used & ~((1u << first) - 1) & (next == 0 ? 0xffffffffu : (next & -next) - 1);
-    const DecodeSlot slot = slots[first];
+    const DecodeSlot &slot = slots[first];
     const bool comes = slot.first_unit < begin, leaves = slot.first_unit + slot.num_units > end;
-    for (int32_t row = 0; row < slot.num_rows; ++row) {
-      if (task++ % Traits::kWarps != warp) continue;
-      merge_slots<Traits>(p, slot, members, row, !comes && !leaves, planes,
-                          parts + (comes ? 0 : Traits::kRows * Traits::kPartStride));
+    float *const part = parts + (comes ? 0 : Traits::kPartFloats);
+#pragma unroll 1
+    for (int32_t i = threadIdx.x; i < slot.num_rows * (Traits::kDim / 4); i += Traits::kThreads) {
+      merge_slots<Traits>(p, slot, members, i / (Traits::kDim / 4), i % (Traits::kDim / 4) * 4, !comes && !leaves,
+                          planes, part);
     }
   }
   if (firsts == 0) return;
@@ -176,15 +194,12 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
     last_block[i] = shares.owner(slot.first_unit + slot.num_units - 1) / Traits::kWarps;
   }
   if (!crosses[0] && !crosses[1]) return;
-  __threadfence();
   __syncthreads();
   if (threadIdx.x < 2) {
     const int i = threadIdx.x;
     const bool is_crossing = i == 0 ? crosses[0] : crosses[1];
     const int32_t first = i == 0 ? first_block[0] : first_block[1], last = i == 0 ? last_block[0] : last_block[1];
-    const uint32_t most = static_cast<uint32_t>(last - first);
-    are_last[i] = is_crossing && atomicInc(&launch.tickets[first], most) == most;
-    __threadfence();
+    are_last[i] = is_crossing && take_ticket(&launch.tickets[first], static_cast<uint32_t>(last - first));
   }
   __syncthreads();
 #pragma unroll

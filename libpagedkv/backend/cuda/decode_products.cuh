@@ -1,8 +1,8 @@
-// The products of the decode kernel: scores^T [keys, rows] = K Q^T and out^T [dims, rows] += V^T P^T, with keys and dims as
-// the 16 rows of m16n8k16 and the query rows as its 8 columns. K and V stand in shared memory as copies of boxes leave
-// them: by 128 bytes of a row (64, if that is a whole row), [part of a row][key], their 16-byte pieces swizzled; so the
-// loads of matrices meet no bank twice. 8-bit numbers come out of them two by two: the order of the dims within a product
-// of K and Q, and that of the rows of V^T, is free.
+// The products of the decode kernel: scores^T [keys, rows] = K Q^T and out^T [dims, rows] += V^T P^T, with keys and
+// dims as the 16 rows of m16n8k16 and the query rows as its 8 columns. K and V stand in shared memory as copies of
+// boxes leave them: by pieces of 128 bytes of a row (64, if that is a whole row), [piece][key], 16-byte chunks
+// swizzled; so the loads of matrices meet no bank twice. 8-bit numbers come out of them two by two: the order of the
+// dims within a product of K and Q, and that of the rows of V^T, is free.
 #pragma once
 
 #include "backend/cuda/attend_tiles.cuh"
@@ -33,8 +33,8 @@ struct DecodeTraits {
   static constexpr int kRowPieces = kDim * kBytes / kPieceBytes;
   static_assert(kPieceBytes == 128 || kPieceBytes == 64);
 
-  // Shared memory: rings of the warps, planes of K and V in turn; then room for the part of a warp's first segment. That
-  // of the last one takes the ring's place.
+  // Shared memory: rings of the warps, planes of K and V in turn; then room for the part of a warp's first segment.
+  // That of the last one takes the ring's place.
   static constexpr int kPlanes = kNumPlanes;
   static constexpr int kPlaneBytes = kTileKeys * kDim * kBytes;  // K or V of a tile
   static constexpr int kRingBytes = kPlanes * kPlaneBytes;
@@ -192,7 +192,8 @@ __device__ inline void load_query(const AttendParams &p, int32_t first_token, in
         } else {
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
-            query->words[n][step][i] = __ldg(reinterpret_cast<const uint32_t *>(source + step * 16 + i * 8 + lane % 4 * 2));
+            const T *words = source + step * 16 + i * 8 + lane % 4 * 2;
+            query->words[n][step][i] = __ldg(reinterpret_cast<const uint32_t *>(words));
           }
         }
       }

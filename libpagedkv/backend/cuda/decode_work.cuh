@@ -40,6 +40,12 @@ struct DecodeCursor {
 
   __device__ int32_t first_key() const { return now.begin + tile * kTileKeys; }
 
+  // At a unit of the sequence, counted from its first one.
+  __device__ void enter(int32_t unit) {
+    kv_head = static_cast<int32_t>(static_cast<uint32_t>(unit) / static_cast<uint32_t>(now.num_tiles));
+    tile = unit - kv_head * now.num_tiles;
+  }
+
   // To the next (sequence, KV head).
   __device__ void advance(const AttendParams &p) {
     tile = 0;
@@ -77,7 +83,40 @@ __device__ inline int32_t scan_warp(int32_t value, int lane) {
   return value;
 }
 
-// Tiles of the sequences, summed up by strips: thread t has sequences t * strip and on. In shared memory.
+// Up to 32 sequences: every warp has them all, one a lane, and none waits for another.
+template <int kTileKeys>
+class DecodeLanes {
+ public:
+  // Returns the tiles of one KV head of all sequences.
+  __device__ int32_t add_up(const AttendParams &p) {
+    const int lane = threadIdx.x % 32;
+    own_ = {};
+    if (lane < p.tables.num_sequences) own_ = read_sequence<kTileKeys>(p, lane);
+    end_tile_ = scan_warp(own_.num_tiles, lane);
+    return __shfl_sync(0xffffffffu, end_tile_, 31);
+  }
+
+  // The cursor of a unit that exists.
+  __device__ DecodeCursor<kTileKeys> find(const AttendParams &p, int32_t unit) const {
+    constexpr uint32_t kAll = 0xffffffffu;
+    const int32_t tile = static_cast<int32_t>(static_cast<uint32_t>(unit) / static_cast<uint32_t>(p.kv.num_kv_heads));
+    DecodeCursor<kTileKeys> cursor;
+    cursor.sequence = __ffs(static_cast<int>(__ballot_sync(kAll, end_tile_ > tile))) - 1;
+    cursor.now.first_token = __shfl_sync(kAll, own_.first_token, cursor.sequence);
+    cursor.now.query_len = __shfl_sync(kAll, own_.query_len, cursor.sequence);
+    cursor.now.begin = __shfl_sync(kAll, own_.begin, cursor.sequence);
+    cursor.now.end = __shfl_sync(kAll, own_.end, cursor.sequence);
+    cursor.now.num_tiles = __shfl_sync(kAll, own_.num_tiles, cursor.sequence);
+    cursor.enter(unit - (__shfl_sync(kAll, end_tile_, cursor.sequence) - cursor.now.num_tiles) * p.kv.num_kv_heads);
+    return cursor;
+  }
+
+ private:
+  DecodeSequence own_;
+  int32_t end_tile_;  // of one KV head, behind the sequence
+};
+
+// More of them. Tiles of the sequences, summed up by strips: thread t has sequences t * strip and on. In shared memory.
 template <int kThreads>
 struct DecodeStrips {
   int32_t first_tile[kThreads];  // tiles of one KV head before the strip
@@ -124,9 +163,7 @@ struct DecodeStrips {
       before += cursor.now.num_tiles;
       ++cursor.sequence;
     }
-    const uint32_t rest = static_cast<uint32_t>(unit - before * p.kv.num_kv_heads);
-    cursor.kv_head = static_cast<int32_t>(rest / static_cast<uint32_t>(cursor.now.num_tiles));
-    cursor.tile = static_cast<int32_t>(rest) - cursor.kv_head * cursor.now.num_tiles;
+    cursor.enter(unit - before * p.kv.num_kv_heads);
     return cursor;
   }
 };

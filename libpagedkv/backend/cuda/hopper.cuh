@@ -74,12 +74,14 @@ __device__ inline void copy_box(void *destination, const CUtensorMap *map, uint6
       : "memory");
 }
 
-__device__ inline void copy_box(void *destination, const CUtensorMap *map, uint64_t *barrier, int x, int y, int z,
-                                int w, int v) {
+// The same of what is read once: the second cache gives it up first.
+__device__ inline void copy_box_once(void *destination, const CUtensorMap *map, uint64_t *barrier, int x, int y, int z,
+                                     int w, int v) {
+  constexpr uint64_t kEvictFirst = 0x12f0000000000000;  // as createpolicy.fractional.L2::evict_first makes it
   asm volatile(
-      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, "
-      "{%3, %4, %5, %6, %7}], [%2];\n" ::"r"(shared_address(destination)),
-      "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v)
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, "
+      "{%3, %4, %5, %6, %7}], [%2], %8;\n" ::"r"(shared_address(destination)),
+      "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v), "l"(kEvictFirst)
       : "memory");
 }
 
