@@ -29,6 +29,7 @@ struct DecodeSlot {
   int32_t first_unit;  // of the segment; -1: no part
   int32_t num_units;  // of the segment
   int32_t first_token, num_rows, kv_head;
+  float value_scale;
 };
 
 // 2^value; what would be subnormal becomes 0.
@@ -141,6 +142,7 @@ class DecodeWalk {
     plain_end_ = p_.is_causal ? min(first_position + 1, cursor.now.end) : cursor.now.end;
     plain_begin_ = p_.window > 0 ? static_cast<int32_t>(max(cursor.now.end - p_.window, int64_t{0})) : 0;
     const float scale = p_.scale * p_.kv.k_scale[cursor.kv_head];
+    value_scale_ = p_.kv.v_scale[cursor.kv_head];
 #pragma unroll
     for (int n = 0; n < Traits::kRowTiles; ++n) {
 #pragma unroll
@@ -273,12 +275,12 @@ class DecodeWalk {
     const int32_t num_done = (key_ - cursor.first_key()) / Traits::kTileKeys;
     const int32_t entered = warp_.end - num_units_ - num_done;
     const bool is_whole = num_done == cursor.now.num_tiles;
-    const float value_scale = is_whole ? p_.kv.v_scale[cursor.kv_head] : 1.0f;
     const int index = entered > warp_.begin ? 1 : 0;
     // Nothing is on its way behind the last segment.
     float *part = index == 0 ? part_ : reinterpret_cast<float *>(planes_);
     if (!is_whole && lane == 0) {
-      slots[index] = {entered - cursor.tile, cursor.now.num_tiles, cursor.now.first_token, num_rows, cursor.kv_head};
+      slots[index] = {entered - cursor.tile, cursor.now.num_tiles, cursor.now.first_token, num_rows, cursor.kv_head,
+                      value_scale_};
     }
 #pragma unroll
     for (int n = 0; n < Traits::kRowTiles; ++n) {
@@ -292,7 +294,7 @@ class DecodeWalk {
         const int32_t row = n * 8 + (lane % 4) * 2 + i;
         if (is_whole) {
           factors[i] = finish_decode_row(p_, cursor.now.first_token, row, row < num_rows, cursor.kv_head,
-                                         value_scale, largest_[n][i], sum, lane / 4 == 0, &offsets[i]);
+                                         value_scale_, largest_[n][i], sum, lane / 4 == 0, &offsets[i]);
         } else {
           float *const row_part = part + row * Traits::kPartStride;
           if (lane / 4 == 0) row_part[Traits::kDim] = largest_[n][i], row_part[Traits::kDim + 1] = sum;
@@ -348,6 +350,7 @@ class DecodeWalk {
   DecodeRing<Traits::kPlanes> ring_;
   int32_t num_units_, num_tiles_;  // left, with the present one: of the walk, of the segment
   int32_t key_;  // first of the tile
+  float value_scale_;
   int32_t plain_begin_, plain_end_;  // keys that every query of the sequence sees, if they are valid
   DecodeLoader<Traits> loader_;
   DecodeQuery<Traits> query_;

@@ -19,29 +19,25 @@ template <class Traits>
 __device__ inline void merge_slots(const AttendParams &p, const DecodeSlot &slot, uint32_t members, int32_t row,
                                    int32_t dim, bool is_whole, const char *planes, float *part) {
   constexpr int kSlots = 2 * Traits::kWarps;
-  float2 states[kSlots];  // maximum, sum
+  const auto row_of = [&](int index) { return find_part<Traits>(planes, index) + row * Traits::kPartStride; };
   float largest = kLowest;
-#pragma unroll
+#pragma unroll 4
   for (int i = 0; i < kSlots; ++i) {
-    states[i] = {kLowest, 0.0f};
-    if ((members >> i & 1) == 0) continue;
-    const float *from = find_part<Traits>(planes, i) + row * Traits::kPartStride;
-    states[i] = *reinterpret_cast<const float2 *>(from + Traits::kDim);
-    largest = fmaxf(largest, states[i].x);
+    if ((members >> i & 1) != 0) largest = fmaxf(largest, row_of(i)[Traits::kDim]);
   }
   float sum = 0.0f;
   float4 total = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
+#pragma unroll 4
   for (int i = 0; i < kSlots; ++i) {
     if ((members >> i & 1) == 0) continue;
-    const float weight = raise_two(states[i].x - largest);
-    sum += weight * states[i].y;
-    const float *from = find_part<Traits>(planes, i) + row * Traits::kPartStride + dim;
-    add_share(&total, weight, *reinterpret_cast<const float4 *>(from));
+    const float2 state = *reinterpret_cast<const float2 *>(row_of(i) + Traits::kDim);  // maximum, sum
+    const float weight = raise_two(state.x - largest);
+    sum += weight * state.y;
+    add_share(&total, weight, *reinterpret_cast<const float4 *>(row_of(i) + dim));
   }
   if (is_whole) {
     int64_t offset;
-    const float factor = finish_decode_row(p, slot.first_token, row, true, slot.kv_head, p.kv.v_scale[slot.kv_head],
+    const float factor = finish_decode_row(p, slot.first_token, row, true, slot.kv_head, slot.value_scale,
                                            largest, sum, dim == 0, &offset);
     write_dims<typename Traits::T>(p, offset + dim, total, factor);
   } else {
@@ -58,25 +54,25 @@ __device__ void merge_blocks(const AttendParams &p, const DecodeSlot &slot, int3
   constexpr int kAtOnce = 20;
   const int lane = threadIdx.x % 32;
   const bool has_dims = lane * 4 < Traits::kDim;
-  // Of the first the part that leaves it, of the others the one that comes.
-  const auto part_of = [&](int32_t block) {
-    return parts + static_cast<int64_t>(block) * (2 * Traits::kPartFloats) +
-           (block == first ? Traits::kPartFloats : 0) + row * Traits::kPartStride;
-  };
-  const float value_scale = p.kv.v_scale[slot.kv_head];
   float largest = kLowest, sum = 0.0f;
   float4 total = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll 1
   for (int32_t base = first; base <= last; base += kAtOnce) {
+    // Of the first thread block the part that leaves it, of the others the one that comes.
+    const float *const from =
+        parts + static_cast<int64_t>(base) * (2 * Traits::kPartFloats) + row * Traits::kPartStride;
+    const int first_offset = base == first ? Traits::kPartFloats : 0;
     float2 state = {kLowest, 0.0f};
     if (lane < kAtOnce && base + lane <= last) {
-      state = __ldcg(reinterpret_cast<const float2 *>(part_of(base + lane) + Traits::kDim));
+      const int offset = lane == 0 ? first_offset : lane * (2 * Traits::kPartFloats);
+      state = __ldcg(reinterpret_cast<const float2 *>(from + offset + Traits::kDim));
     }
     float4 values[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
+      const float *const own = i == 0 ? from + first_offset : from + i * (2 * Traits::kPartFloats);
       values[i] = {0.0f, 0.0f, 0.0f, 0.0f};
-      if (has_dims && base + i <= last) values[i] = __ldcg(reinterpret_cast<const float4 *>(part_of(base + i)) + lane);
+      if (has_dims && base + i <= last) values[i] = __ldcg(reinterpret_cast<const float4 *>(own + lane * 4));
     }
     const float before = largest;
     largest = fmaxf(largest, max_warp(state.x));
@@ -87,7 +83,7 @@ __device__ void merge_blocks(const AttendParams &p, const DecodeSlot &slot, int3
     for (int i = 0; i < kAtOnce; ++i) add_share(&total, __shfl_sync(0xffffffffu, weight, i), values[i]);
   }
   int64_t offset;
-  const float factor = finish_decode_row(p, slot.first_token, row, true, slot.kv_head, value_scale, largest, sum,
+  const float factor = finish_decode_row(p, slot.first_token, row, true, slot.kv_head, slot.value_scale, largest, sum,
                                          lane == 0, &offset);
   if (has_dims) write_dims<typename Traits::T>(p, offset + lane * 4, total, factor);
 }
@@ -164,6 +160,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
   const int32_t before = __shfl_sync(0xffffffffu, own_unit, below == 0 ? lane : 31 - __clz(static_cast<int>(below)));
   const uint32_t firsts = __ballot_sync(0xffffffffu, own_unit >= 0 && (below == 0 || before != own_unit));
   float *parts = launch.parts + static_cast<int64_t>(blockIdx.x) * (2 * Traits::kPartFloats);
+  int task = 0;
 #pragma unroll 1
   for (uint32_t rest = firsts; rest != 0; rest &= rest - 1) {
     const int first = __ffs(static_cast<int>(rest)) - 1;
@@ -171,11 +168,11 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
     const uint32_t members = used & ~((1u << first) - 1) & (next == 0 ? 0xffffffffu : (next & -next) - 1);
     const DecodeSlot &slot = slots[first];
     const bool comes = slot.first_unit < begin, leaves = slot.first_unit + slot.num_units > end;
-    float *const part = parts + (comes ? 0 : Traits::kPartFloats);
 #pragma unroll 1
-    for (int32_t i = threadIdx.x; i < slot.num_rows * (Traits::kDim / 4); i += Traits::kThreads) {
-      merge_slots<Traits>(p, slot, members, i / (Traits::kDim / 4), i % (Traits::kDim / 4) * 4, !comes && !leaves,
-                          planes, part);
+    for (int32_t row = 0; row < slot.num_rows; ++row) {
+      if (task++ % Traits::kWarps != warp || lane * 4 >= Traits::kDim) continue;
+      merge_slots<Traits>(p, slot, members, row, lane * 4, !comes && !leaves, planes,
+                          parts + (comes ? 0 : Traits::kPartFloats));
     }
   }
   if (firsts == 0) return;
