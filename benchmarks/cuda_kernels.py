@@ -126,14 +126,14 @@ class Unsupported(Exception):
 class Case:
     """A cache whose layers are the input sets, filled with random K and V, and the batch of one step."""
 
-    def __init__(self, heads, dtype, lengths, counts):
+    def __init__(self, heads, dtype, lengths, counts, **layout):
         self.num_heads, self.num_kv_heads = heads
         self.dtype, self.lengths, self.counts = dtype, lengths, counts
         self.element_bytes = 2 if dtype == "bfloat16" else 1
         layer_bytes = sum(lengths) * self.num_kv_heads * HEAD_DIM * 2 * self.element_bytes
         self.num_layers = max(2, min(32, -(-LAYER_BYTES // layer_bytes)))
         layout = pagedkv.Layout(num_layers=self.num_layers, num_kv_heads=self.num_kv_heads, head_dim=HEAD_DIM,
-                                dtype=dtype, block_size=BLOCK_SIZE)
+                                dtype=dtype, block_size=BLOCK_SIZE, **layout)
         num_blocks = sum(-(-n // BLOCK_SIZE) for n in lengths)
         self.cache = pagedkv.Cache(layout, num_blocks=num_blocks, device="cuda", prefix_caching=False)
         self.shuffle(num_blocks)

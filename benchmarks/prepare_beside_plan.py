@@ -39,11 +39,12 @@ def main():
     arguments = parser.parse_args()
     date = datetime.date.today().isoformat()
     is_host = not pagedkv.cuda_info()["is_usable"]
-    steps = Steps("host" if is_host else "cuda")
-    planners = {} if is_host else make_planners(steps)
-    rows = measure(steps, planners)
+    engines = {name: Steps("host" if is_host else "cuda", formats) for name, formats in FORMATS.items()}
+    one = next(iter(engines.values()))
+    planners = {} if is_host else make_planners(one)
+    rows = measure(engines, planners)
     report = {"date": date, "machine": describe_machine(), "version": pagedkv.version(),
-              "commit": arguments.commit or find_commit(), "device": steps.cache.device,
+              "commit": arguments.commit or find_commit(), "device": one.cache.device,
               "num_sequences": NUM_SEQUENCES, "rounds": NUM_ROUNDS, **rows}
     if report["plan"]:
         fastest = min(report["plan"].values(), key=lambda row: row["p50_us"])
@@ -56,38 +57,36 @@ def main():
 
 
 class Steps:
-    """One set of sequences, and a batch for each set of formats."""
+    """What an engine has: a cache, its sequences, whose tokens are known, and a batch."""
 
-    def __init__(self, device):
+    def __init__(self, device, formats):
         layout = pagedkv.Layout(num_layers=1, num_kv_heads=NUM_KV_HEADS, head_dim=HEAD_DIM, dtype="bfloat16",
                                 block_size=BLOCK_SIZE)
-        most = max(LENGTHS) + len(FORMATS) * (NUM_ROUNDS + NUM_WARM_UPS)
+        most = max(LENGTHS) + NUM_ROUNDS + NUM_WARM_UPS
         self.cache = pagedkv.Cache(layout, num_blocks=NUM_SEQUENCES * -(-most // BLOCK_SIZE), device=device)
         self.sequences, self.ones = [self.cache.open([]) for _ in LENGTHS], [1] * NUM_SEQUENCES
-        self.batches = {name: self.cache.batch(max_sequences=NUM_SEQUENCES, max_tokens=sum(LENGTHS),
-                                               max_sequence_length=most, num_heads=NUM_HEADS, formats=formats)
-                        for name, formats in FORMATS.items()}
+        self.batch = self.cache.batch(max_sequences=NUM_SEQUENCES, max_tokens=sum(LENGTHS), max_sequence_length=most,
+                                      num_heads=NUM_HEADS, formats=formats)
         self.lengths = np.array(LENGTHS)
-        next(iter(self.batches.values())).prepare(self.sequences, LENGTHS)
+        self.batch.prepare(self.sequences, LENGTHS, tokens=np.arange(sum(LENGTHS)))
         self.tokens = np.arange(NUM_SEQUENCES, dtype=np.int64)
 
-    def prepare(self, name):
+    def prepare(self):
         """Nanoseconds, and bytes sent."""
-        batch = self.batches[name]
         start = clock()
-        batch.prepare(self.sequences, self.ones, tokens=self.tokens)
+        self.batch.prepare(self.sequences, self.ones, tokens=self.tokens)
         end = clock()
         self.lengths += 1
-        return end - start, batch.uploaded_bytes
+        return end - start, self.batch.uploaded_bytes
 
 
-def measure(steps, planners):
+def measure(engines, planners):
     times, sent = {name: [] for name in [*FORMATS, *planners]}, {name: [] for name in FORMATS}
     gc.collect()
     gc.disable()
     for _ in range(NUM_WARM_UPS + NUM_ROUNDS):
-        for name in FORMATS:
-            elapsed, num_bytes = steps.prepare(name)
+        for name, steps in engines.items():
+            elapsed, num_bytes = steps.prepare()
             times[name].append(elapsed)
             sent[name].append(num_bytes)
         for name, plan in planners.items():
@@ -115,7 +114,7 @@ def make_planners(steps):
         print(f"without a peer: {error}", file=sys.stderr)
         return {}
     workspace = torch.zeros(512 << 20, dtype=torch.uint8, device="cuda")
-    most = sum(-(-(length + len(FORMATS) * (NUM_ROUNDS + NUM_WARM_UPS)) // BLOCK_SIZE) for length in LENGTHS)
+    most = sum(-(-(length + NUM_ROUNDS + NUM_WARM_UPS) // BLOCK_SIZE) for length in LENGTHS)
 
     def make(uses_tensor_cores, uses_graph):
         options = dict(use_tensor_cores=uses_tensor_cores)

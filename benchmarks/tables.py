@@ -50,6 +50,8 @@ def make_tables():
         "stepping": make_stepping(load_newest("stepping")),
         "cuda-support": make_cuda_support(),
         "cuda-kernels": make_cuda_kernels(load_newest("cuda-kernels")),
+        "transfer-pieces": make_transfer_pieces(load_newest("transfer-pieces")),
+        "small-blocks": make_small_blocks(load_newest("tiers")),
     }
 
 
@@ -211,6 +213,31 @@ def make_cuda_kernels(report):
                          f"{own['us'] / other['us']:.2f}" if other else "-"])
     return (f"{format_table(header, rows)}\nOn {report['date']}, commit {report['commit']}, {report['device']}, read ceiling "
             f"{report['read_gb_per_s']:.0f} GB/s: `{report['file']}`.\n")
+
+
+def make_transfer_pieces(report):
+    header = ["block", "copied to", "one call each", "one batched call", "the kernel",
+              "beside: batched / kernel", "lost: batched / kernel"]
+    rows = []
+    for row in report["rows"]:
+        batch, kernel = row["batch"], row["kernel"]
+        beside, lost = ([("-" if way[key] is None else f"{way[key]:.{digits}f}") for way in (batch, kernel)]
+                        for key, digits in (("beside_gb_per_s", 1), ("lost_us", 0)))
+        rows.append([f"{row['block_bytes'] // 1024} KiB", row["to"],
+                     *(f"{row[name]['gb_per_s']:.1f}" for name in ("calls", "batch", "kernel")),
+                     " / ".join(beside), " / ".join(lost) + " us"])
+    return (f"{format_table(header, rows)}\nOn {report['date']}, {report['device']}; one copy of all: "
+            f"{report['one_copy_to_device_gb_per_s']} to the device, {report['one_copy_to_host_gb_per_s']} to the host: "
+            f"`{report['file']}`.\n")
+
+
+def make_small_blocks(report):
+    header = ["block", "offload", "restore", "the copies alone, offload / restore"]
+    rows = [[f"{row['block_bytes'] // 1024} KiB", f"{row['offload_gb_per_s']['fastest']:.1f}",
+             f"{row['restore_gb_per_s']['fastest']:.1f}",
+             f"{row['offload_transfer_gb_per_s']:.1f} / {row['restore_transfer_gb_per_s']:.1f}"]
+            for row in report["small_blocks"]]
+    return f"{format_table(header, rows)}\nOn {report['date']}: `{report['file']}`.\n"
 
 
 def select(replay, mode):

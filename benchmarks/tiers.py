@@ -22,6 +22,8 @@ import pagedkv
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 256
+SMALL_HEADS = [1, 2, 4, 8, 16, 32]  # of one layer with heads of 64: blocks of 4 KiB each
+SMALL_TOTAL = 64 << 20              # bytes
 
 
 def main():
@@ -39,7 +41,8 @@ def main():
         "processor": platform.processor() or platform.machine(), "num_cpus": os.cpu_count(),
         "block_bytes": layout.block_bytes, "num_blocks": NUM_BLOCKS, "repeats": arguments.repeats,
         "copy_gb_per_s": summarize(measure_plain_copy(arguments.device, layout, arguments.repeats)),
-        **measure_host_tier(arguments.device, layout, arguments.repeats),
+        **measure_host_tier(arguments.device, layout, NUM_BLOCKS, arguments.repeats),
+        "small_blocks": [measure_small_blocks(arguments.device, heads, arguments.repeats) for heads in SMALL_HEADS],
         **measure_steps(arguments.device, layout),
     }
     if arguments.disk is not None:
@@ -55,7 +58,8 @@ def main():
         print()
         return
     for name, value in report.items():
-        print(f"{name:28} {value}")
+        for row in value if isinstance(value, list) else [value]:
+            print(f"{name:28} {row}")
 
 
 def summarize(rates):
@@ -105,25 +109,38 @@ def fill(cache, first, num_blocks):
     return tokens
 
 
-def measure_host_tier(device, layout, repeats):
-    cache = pagedkv.Cache(layout, num_blocks=NUM_BLOCKS, device=device, host_tier=2 * NUM_BLOCKS * layout.block_bytes)
-    num_bytes = NUM_BLOCKS * layout.block_bytes
+def measure_host_tier(device, layout, num_blocks, repeats):
+    cache = pagedkv.Cache(layout, num_blocks=num_blocks, device=device, host_tier=2 * num_blocks * layout.block_bytes)
+    num_bytes = num_blocks * layout.block_bytes
     offloads, restores = [], []
     for i in range(repeats + 2):
         cache.reset()
-        tokens = fill(cache, 10 ** 6 * (i + 1), NUM_BLOCKS)
+        tokens = fill(cache, 10 ** 6 * (i + 1), num_blocks)
         cache.flush_tiers()
         start = time.perf_counter()
-        cache.evict(NUM_BLOCKS)
+        cache.evict(num_blocks)
         cache.flush_tiers()
         offloads.append(num_bytes / (time.perf_counter() - start) / 1e9)
         start = time.perf_counter()
         sequence = cache.open(tokens)
         cache.flush_tiers()
         restores.append(num_bytes / (time.perf_counter() - start) / 1e9)
-        assert sequence.num_cached_tokens == NUM_BLOCKS * BLOCK_SIZE
+        assert sequence.num_cached_tokens == num_blocks * BLOCK_SIZE
         sequence.close()
-    return {"offload_gb_per_s": summarize(offloads[2:]), "restore_gb_per_s": summarize(restores[2:])}
+    stats = cache.stats()
+    return {"offload_gb_per_s": summarize(offloads[2:]), "restore_gb_per_s": summarize(restores[2:]),
+            "offload_transfer_gb_per_s": round(stats["offload_rate"] / 1e9, 3),
+            "restore_transfer_gb_per_s": round(stats["restore_rate"] / 1e9, 3)}
+
+
+def measure_small_blocks(device, num_kv_heads, repeats):
+    """Offload and restore of blocks so small that it matters how they are copied. The transfers by themselves, too: the
+    work of the manager is by block, and more than that of the link for the smallest."""
+    layout = pagedkv.Layout(num_layers=1, num_kv_heads=num_kv_heads, head_dim=64, dtype="bfloat16",
+                            block_size=BLOCK_SIZE)
+    num_blocks = SMALL_TOTAL // layout.block_bytes
+    return {"block_bytes": layout.block_bytes, "num_blocks": num_blocks,
+            **measure_host_tier(device, layout, num_blocks, repeats)}
 
 
 def measure_steps(device, layout, num_sequences=32, num_steps=200):

@@ -39,7 +39,8 @@ if(PAGEDKV_HAVE_CUDA)
   set_source_files_properties("${PROJECT_SOURCE_DIR}/libpagedkv/backend/backend.cc" PROPERTIES
                               COMPILE_DEFINITIONS PKV_HAVE_CUDA=1)
   if("${CMAKE_CUDA_ARCHITECTURES}" MATCHES "90a")  # the kernel of which other architectures compile an empty one
-    set_source_files_properties("${PROJECT_SOURCE_DIR}/libpagedkv/backend/cuda/prefill.cu" PROPERTIES
+    set_source_files_properties("${PROJECT_SOURCE_DIR}/libpagedkv/backend/cuda/prefill.cu"
+                                "${PROJECT_SOURCE_DIR}/libpagedkv/backend/cuda/prefill_widened.cu" PROPERTIES
                                 COMPILE_DEFINITIONS PKV_HAVE_SM90A=1)
   endif()
   target_link_libraries(pagedkv_objects PUBLIC pagedkv_cudart)

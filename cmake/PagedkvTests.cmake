@@ -51,6 +51,10 @@ endforeach()
 # Made on demand only.
 add_executable(benchmark_host_kernels EXCLUDE_FROM_ALL "${PROJECT_SOURCE_DIR}/benchmarks/host_kernels.cc")
 target_link_libraries(benchmark_host_kernels PRIVATE pagedkv_internal)
+if(PAGEDKV_HAVE_CUDA)
+  add_executable(benchmark_transfer_pieces EXCLUDE_FROM_ALL "${PROJECT_SOURCE_DIR}/benchmarks/transfer_pieces.cc")
+  target_link_libraries(benchmark_transfer_pieces PRIVATE pagedkv_internal)
+endif()
 
 # example.quickstart_c, example.quickstart_cpp: they end well and print what they should.
 set(example_output_c "request 1: *96 of 100 prompt tokens are cached")

@@ -315,13 +315,13 @@ bool Batch::are_slots_put_off(int64_t num_tokens) const {
 void Batch::fill_slots_of(int64_t index, int64_t first_token) const {
   const StepItem &item = step_.items[index];
   if (item.count == 0) return;
-  const int32_t *blocks = block_table_.data() + index * table_stride_;
   if (item.count == 1) {
-    slot_mapping_[first_token] = static_cast<int64_t>(blocks[item.new_num_blocks - 1]) * block_size_ +
-                                 block_math_.offset_of(item.old_length);
+    slot_mapping_[first_token] =
+        static_cast<int64_t>(item.tail) * block_size_ + block_math_.offset_of(item.old_length);
     positions_[first_token] = item.old_length;
     return;
   }
+  const int32_t *blocks = block_table_.data() + index * table_stride_;
   fill_counting(item.old_length, item.count, positions_.data() + first_token);
   fill_slot_mapping(blocks, item.old_length, item.old_length + item.count, slot_mapping_.data() + first_token);
 }

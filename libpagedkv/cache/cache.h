@@ -285,12 +285,33 @@ class Cache {
   void prefetch_sequence(pkv_sequence id) const {
     if (index_of(id) >= sequences_.size()) return;
     const char *record = reinterpret_cast<const char *>(sequences_[index_of(id)].get());
-    for (size_t i = 0; i < sizeof(Sequence); i += kCacheLineBytes) __builtin_prefetch(record + i, 1);
+    for (size_t i = 0; i < kSteppedBytes; i += kCacheLineBytes) __builtin_prefetch(record + i, 1);
   }
-  // The block that the next token goes into.
-  void prefetch_last_block(const Sequence &sequence) const {
+  // What writing count tokens will touch. prefetch_table: of its table; prefetch_tail: of the blocks named there.
+  void prefetch_table(const Sequence &sequence, int64_t count) const {
     const int64_t index = block_math_.index_of(sequence.length);
-    if (index < sequence.num_blocks) blocks_.prefetch_block(sequence.table.data()[index]);
+    if (completes_block(sequence, count) || !has_own_tail(sequence)) {
+      __builtin_prefetch(sequence.table.data() + index, 1);
+    }
+  }
+  void prefetch_tail(const Sequence &sequence, int64_t count) const {
+    const int64_t index = block_math_.index_of(sequence.length);
+    const bool completes = completes_block(sequence, count);
+    if (!completes && has_own_tail(sequence)) {
+      __builtin_prefetch(blocks_.tokens(sequence.tail) + block_math_.offset_of(sequence.length), 1);
+    } else if (index < sequence.num_blocks) {
+      blocks_.prefetch_block(sequence.table.data()[index]);
+      if (completes && index > sequence.released_end) blocks_.prefetch_block(sequence.table.data()[index - 1], false);
+    }
+  }
+  bool completes_block(const Sequence &sequence, int64_t count) const {
+    return block_math_.offset_of(sequence.length) + count >= layout_.block_size();
+  }
+  bool is_own_tail(const Sequence &sequence) const;  // what has_own_tail promises
+  // Whether its last token's block is known to be its own, without hash, so that the next token may go there.
+  bool has_own_tail(const Sequence &sequence) const {
+    return sequence.tail_serial == sequence.change_serial && sequence.tail_serial > shared_serial_ &&
+           block_math_.offset_of(sequence.length) != 0;
   }
   static Status check_prompt(const int64_t *tokens, int64_t num_tokens);
   Status find_all(const pkv_sequence *ids, int64_t num_sequences, bool takes_offloaded = false);  // into found_; each once
@@ -513,6 +534,7 @@ class Cache {
   std::vector<uint32_t> closed_;
   int64_t num_open_ = 0;
   uint64_t serial_ = 0;  // of the last call that changed anything
+  uint64_t shared_serial_ = 0;  // when somebody last came to hold blocks that a sequence may be writing
   Step single_;  // for append()
   SettledRun settled_runs_[2];
   std::vector<int32_t> matched_;  // hit blocks of one lookup

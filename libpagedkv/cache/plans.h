@@ -28,6 +28,8 @@ struct StepItem {
   bool copies;  // on write: table entry old_length / block_size
   bool copies_into_reserved;  // the copy's target was the last reserved block
   int32_t copied_from;
+  bool has_own_tail;  // before the step: Cache::has_own_tail
+  int32_t tail;       // once applied: the block of its last token, if it has new ones
 };
 
 constexpr int64_t kSettledRun = 16;  // blocks hashed together: what registering them touches is loaded meanwhile

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/hash.h"
+#include "base/large_array.h"
 #include "base/shared_array.h"
 #include "cache/stream_table.h"
 #include "pagedkv/pagedkv.h"
@@ -27,8 +28,8 @@ struct Scope {
 };
 
 struct Chain {
-  Scope first;
   std::vector<Scope> regions;  // by first_block; those behind the sequence's end count from there on
+  Scope first;
 
   const Scope &at(int64_t block_index) const {
     const Scope *scope = &first;
@@ -41,49 +42,52 @@ struct Chain {
 
 // What a fork takes over besides the chain and the table.
 struct History {
-  bool has_appended = false;
-  // The last block is one that the prefix cache gave in part (partial_reuse): the first write into it makes a copy, even
-  // for the only holder. Only while length stands inside that block.
-  bool borrows_last = false;
   int32_t num_blocks = 0;  // table entries in use
   // Entries [first beyond the sinks, released_end) are kNoBlock: given back by the sliding window. None if
   // released_end is 0. released_hash: of the last block among them, the parent of the next.
   int32_t released_end = 0;
-  Hash128 released_hash;
+  bool has_appended = false;
+  // The last block is one that the prefix cache gave in part (partial_reuse): the first write into it makes a copy, even
+  // for the only holder. Only while length stands inside that block.
+  bool borrows_last = false;
+  // It took cached blocks, and no step has waited for the streams that wrote them.
+  bool has_unordered_hits = false;
+  StreamSlot stream_slot = kNoStream;  // of the last step; kNoStream before the first
   int64_t length = 0;
   int64_t settled_length = 0;
-  int64_t num_cached_tokens = 0;
   int64_t step_start = 0;  // length before the last step: its queries, and those after a discard, start here or later
   // Tokens from here on have K and V that depend on tokens which were shifted out: they are never registered.
   int64_t exact_length = kMaxLength;
   uint64_t stepped_serial = 0;
   uint64_t num_steps = 0;  // that it was part of
   pkv_stream stream = nullptr;
-  StreamSlot stream_slot = kNoStream;  // of the last step; kNoStream before the first
-  // It took cached blocks, and no step has waited for the streams that wrote them.
-  bool has_unordered_hits = false;
+  int64_t num_cached_tokens = 0;
+  Hash128 released_hash;
 };
 
-struct Sequence : History {
-  uint32_t generation = 1;
-  bool is_open = false;       // has its blocks on the device
-  bool is_offloaded = false;  // has them in the host tier; not is_open
-  int32_t priority = 0;
-  uint64_t tag = 0;
-  Chain chain;
-  uint32_t level = 0;  // of retention, by its priority
-
+// What every step of a sequence needs stands together: a batch of many finds none of it in a near cache.
+struct alignas(kCacheLineBytes) Sequence : History {
   SharedArray<int32_t> table;  // [capacity]; the first num_blocks are in use
-
-  std::vector<int32_t> slots;  // if is_offloaded: of the host tier, for each table entry
-
   // table_version changes when an entry that a batch may have seen is replaced or cut off (entries that the window
   // releases apart: released_end tells); change_serial is the cache's serial number of the last call that changed the
   // sequence in any way.
   uint64_t table_version = 0;
   uint64_t change_serial = 0;
+  // The block of the last token, and the change_serial of the step that wrote there: while that has not changed and
+  // nobody has come to share blocks (Cache::has_own_tail), it is the sequence's alone and has no hash.
+  uint64_t tail_serial = 0;
+  int32_t tail = -1;
+  uint32_t generation = 1;
+  uint64_t plan_mark = 0;     // the plan that it was last part of
+  bool is_open = false;       // has its blocks on the device
+  bool is_offloaded = false;  // has them in the host tier; not is_open
+  uint32_t level = 0;         // of retention, by its priority
+  Chain chain;
+  int32_t priority = 0;
+  uint64_t tag = 0;
   uint64_t opened_serial = 0;
-  uint64_t plan_mark = 0;  // the plan that it was last part of
+  std::vector<int32_t> slots;  // if is_offloaded: of the host tier, for each table entry
 };
+constexpr size_t kSteppedBytes = 3 * kCacheLineBytes;  // down to the regions of its chain
 
 }  // namespace pkv

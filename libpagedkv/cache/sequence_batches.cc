@@ -255,7 +255,7 @@ Status Cache::reorder(const pkv_sequence *ids, const int64_t *sources, int64_t n
     std::copy_n(entries, sequence->num_blocks, sequence->table.data());
     entries += sequence->num_blocks;
     ++sequence->table_version;
-    sequence->change_serial = ++serial_;
+    sequence->change_serial = shared_serial_ = ++serial_;
   }
   publish();
   return record_ended_streams();

@@ -252,7 +252,7 @@ void Cache::finish_fork(const Sequence &parent, int64_t length, Sequence *child)
     if (child->table[i] != kNoBlock) blocks_.hold(child->table[i]);
   }
   ++child->table_version;
-  child->change_serial = child->opened_serial = ++serial_;
+  child->change_serial = child->opened_serial = shared_serial_ = ++serial_;
 }
 
 Status Cache::fork(pkv_sequence id, int64_t length, pkv_sequence *out) {

@@ -1,5 +1,6 @@
 // Appending: a step is planned without changing anything, applied, and can be taken back.
 #include <algorithm>
+#include <cassert>
 #include <cinttypes>
 #include <cstring>
 
@@ -38,7 +39,7 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
       return fail(PKV_INVALID_ARGUMENT, "sequences[%" PRId64 "] is %#" PRIx64 ", which appears twice", i, ids[i]);
     }
     sequence->plan_mark = plan_serial_;
-    __builtin_prefetch(sequence->table.data() + block_math_.index_of(sequence->length), 1);
+    prefetch_table(*sequence, counts[i]);
     if (counts[i] < 0) {
       return fail(PKV_INVALID_ARGUMENT, "counts[%" PRId64 "] is %" PRId64 ", negative", i, counts[i]);
     }
@@ -57,6 +58,8 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
                       sequence->borrows_last,
                       false,
                       false,
+                      kNoBlock,
+                      has_own_tail(*sequence),
                       kNoBlock};
   }
   if (tokens != nullptr || num_tokens != 0) {
@@ -80,7 +83,9 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
   for (; planned < num_sequences; ++planned) {
     StepItem &item = step->items[planned];
     Sequence *sequence = item.sequence;
-    if (planned + kStepAhead < num_sequences) prefetch_last_block(*step->items[planned + kStepAhead].sequence);
+    if (planned + kStepAhead < num_sequences) {
+      prefetch_tail(*step->items[planned + kStepAhead].sequence, step->items[planned + kStepAhead].count);
+    }
     int64_t new_length = 0;
     const bool overflows = !checked_add(item.old_length, item.count, &new_length);
     item.new_num_blocks = overflows ? 0 : block_math_.index_of(new_length + round_up);
@@ -98,7 +103,9 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
       break;
     }
     int64_t fresh = item.new_num_blocks - item.old_num_blocks;
-    if (item.count > 0 && block_math_.offset_of(item.old_length) != 0) {
+    if (item.has_own_tail) {
+      assert(is_own_tail(*sequence));
+    } else if (item.count > 0 && block_math_.offset_of(item.old_length) != 0) {
       const int32_t block = sequence->table[block_math_.index_of(item.old_length)];
       BlockRecord &record = blocks_.record(block);
       if (record.holders - static_cast<int32_t>(record.scratch) > 1 ||
@@ -161,7 +168,7 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
     int32_t *table = sequence->table.data();
     const int64_t new_length = item.old_length + item.count;
     const int64_t offset = block_math_.offset_of(item.old_length);
-    if (item.count > 0 && offset != 0) {
+    if (item.count > 0 && offset != 0 && !item.has_own_tail) {
       int32_t *entry = table + block_math_.index_of(item.old_length);
       if (item.copies) {
         const int32_t target = item.copies_into_reserved ? table[--sequence->num_blocks] : *next_new++;
@@ -202,7 +209,11 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
       sequence->has_appended = true;
       sequence->borrows_last = false;
       sequence->step_start = item.old_length;
+      const int64_t last = block_math_.index_of(new_length - 1);
+      if (!item.has_own_tail || last != block_math_.index_of(item.old_length)) sequence->tail = table[last];
+      item.tail = sequence->tail;
     }
+    if (item.count > 0 || item.has_own_tail) sequence->tail_serial = serial_;
     sequence->change_serial = sequence->stepped_serial = serial_;
     ++sequence->num_steps;
   }
@@ -218,6 +229,12 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
   step->serial = serial_;
   publish();
   return record_ended_streams();
+}
+
+bool Cache::is_own_tail(const Sequence &sequence) const {
+  const BlockRecord &record = blocks_.record(sequence.tail);
+  return sequence.table[block_math_.index_of(sequence.length)] == sequence.tail && record.holders == 1 &&
+         !record.is_hashed && !sequence.borrows_last;
 }
 
 // Queues the copies on write of a call; no destination is a source. A failure leaves the cache unusable.
@@ -246,7 +263,7 @@ void Cache::append_tokens(const StepItem &item, const int64_t *tokens, Step *ste
   const int64_t first_new = item.old_length;
   if (item.count == 1 && tokens != nullptr && *tokens >= 0 && step->appends_simply &&
       item.old_settled_length == item.old_length && block_math_.offset_of(end) != 0) {  // a decode step, most often
-    blocks_.tokens(sequence->table[item.new_num_blocks - 1])[block_math_.offset_of(item.old_length)] = *tokens;
+    blocks_.tokens(item.tail)[block_math_.offset_of(item.old_length)] = *tokens;
     sequence->settled_length = end;
     return;
   }
@@ -390,6 +407,7 @@ Status Cache::discard_step(Step *step, Extent extent) {
       const int32_t copy = *entry;
       *entry = item->copied_from;
       blocks_.hold(item->copied_from);
+      shared_serial_ = serial_ + 1;
       if (item->copies_into_reserved) {
         table[sequence->num_blocks++] = copy;
       } else {

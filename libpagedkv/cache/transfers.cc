@@ -100,6 +100,7 @@ Status Cache::send(pkv_sequence id, int64_t start, int64_t end, pkv_stream strea
 
   std::copy(table + first, table + last, transfer->blocks.data());
   blocks_.hold_for_transfer(transfer->blocks.data(), last - first);
+  shared_serial_ = serial_;
   *out = open_transfer(transfer, out_blocks);
   return PKV_OK;
 }

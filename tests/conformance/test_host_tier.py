@@ -352,3 +352,27 @@ def test_blocks_travel_whole(device, dtype, kv_scales):
     world.arrays.fill_blocks(world.cache, 0)
     second = world.open(prompt)
     np.testing.assert_array_equal(world.arrays.read_blocks(world.cache)[second.seq.blocks], before)
+
+
+@pytest.mark.parametrize("num_heads, dim, num_blocks", [(1, 8, 600), (1, 64, 600), (6, 64, 300), (16, 64, 257), (32, 128, 40)])
+def test_blocks_of_any_size_travel_whole(device, num_heads, dim, num_blocks):
+    """From 512 bytes to 256 KiB, more than one transfer of them: on a device small ones are copied in another way than
+    large ones. What nobody asked for stays as it is."""
+    layout = pagedkv.Layout(num_layers=1, num_kv_heads=num_heads, head_dim=dim, dtype="bfloat16", block_size=16)
+    cache = pagedkv.Cache(layout, num_blocks=num_blocks + 3, device=device, host_tier=num_blocks * layout.block_bytes)
+    memory = arrays.for_device(device)
+    rng = np.random.default_rng(num_blocks)
+    content = rng.integers(0, 256, (num_blocks + 3, layout.block_bytes), np.uint8)
+    tokens = np.arange(16 * num_blocks + 1)
+    first = open_with(cache, tokens[:-1])
+    memory.write_blocks(cache, content)
+    before = content[first.blocks]
+    first.close()
+    assert cache.evict(num_blocks + 3) == num_blocks
+    memory.fill_blocks(cache, 7)
+    second = cache.open(tokens)
+    assert second.num_cached_tokens == 16 * num_blocks
+    after = memory.read_blocks(cache)
+    np.testing.assert_array_equal(after[second.blocks], before)
+    assert (np.delete(after, second.blocks, axis=0) == 7).all()
+    assert cache.check() and cache.stats()["restored_blocks"] == num_blocks

@@ -3,6 +3,7 @@ full, cut and empty."""
 import numpy as np
 import pytest
 
+from . import dtypes
 from .design import choose_options
 from .trial import Trial
 
@@ -12,7 +13,7 @@ def make_trial(device, seed, *, num_blocks_of_16=160, **layout):
                  **layout)
 
 
-# head_dim, dtype, block_size, order, query heads of a KV head, steps
+# head_dim (of K and of V where they differ), dtype, block_size, order, query heads of a KV head, steps
 LAYOUTS = [
     (128, "bfloat16", 16, "token_head", 4, [[300, 1, 0, 129], [64, 200, 3, 33]]),
     (128, "float16", 16, "head_token", 1, [[257, 128], [1, 300]]),
@@ -24,6 +25,12 @@ LAYOUTS = [
     (64, "float16", 16, "token_head", 4, [[300, 1, 0, 129], [64, 200, 3, 33]]),
     (64, "bfloat16", 256, "head_token", 5, [[257, 90], [127, 100]]),
     (64, "bfloat16", 24, "token_head", 64, [[70, 20], [40, 17]]),
+    (192, "bfloat16", 16, "token_head", 4, [[300, 1, 0, 129], [64, 200, 3, 33]]),
+    (192, "float16", 32, "head_token", 1, [[257, 128], [1, 300]]),
+    (256, "bfloat16", 16, "token_head", 2, [[300, 1, 0, 129], [64, 200, 3, 33]]),
+    (256, "float16", 64, "head_token", 8, [[100, 40, 5], [90, 60, 70]]),
+    ((192, 128), "bfloat16", 16, "token_head", 1, [[300, 1, 0, 129], [64, 200, 3, 33], [1, 1, 1, 1]]),
+    ((192, 128), "float16", 64, "head_token", 4, [[100, 40, 5], [90, 60, 70]]),
 ]
 
 
@@ -31,13 +38,32 @@ LAYOUTS = [
                          ids=lambda names: "-".join(names) or "none")
 @pytest.mark.parametrize("head_dim, dtype, block_size, order, group, steps", LAYOUTS)
 def test_long_runs(device, head_dim, dtype, block_size, order, group, steps, names):
-    trial = make_trial(device, block_size + group, num_kv_heads=2, head_dim=head_dim, dtype=dtype,
-                       block_size=block_size, order=order)
+    head_dim, v_head_dim = head_dim if isinstance(head_dim, tuple) else (head_dim, head_dim)
+    trial = make_trial(device, block_size + group, num_kv_heads=2, head_dim=head_dim, v_head_dim=v_head_dim,
+                       dtype=dtype, block_size=block_size, order=order)
     batch = trial.make_batch()
     sequences = [trial.open()[0] for _ in steps[0]]
     for counts in steps:
         work = [(tracked, trial.random_tokens(count)) for tracked, count in zip(sequences, counts)]
         trial.step(batch, work, num_heads=2 * group, q_dtype=dtype, pad_sequences=len(counts) + 2,
+                   pad_tokens=sum(counts) + 3, **choose_options(trial.rng, names, 2 * group))
+
+
+@pytest.mark.parametrize("names", [(), ("window",), ("softcap", "sinks"), ("scale", "causal", "window")],
+                         ids=lambda names: "-".join(names) or "none")
+@pytest.mark.parametrize("head_dim, block_size, order, group, q_dtype", [
+    (128, 16, "token_head", 4, "bfloat16"), (128, 48, "head_token", 1, "float16"), (128, 8, "token_head", 7, "bfloat16"),
+    (64, 128, "head_token", 8, "float16"), (64, 32, "token_head", 2, "bfloat16")])
+@pytest.mark.parametrize("dtype", dtypes.QUANTISED)
+def test_long_runs_over_8_bits(device, dtype, head_dim, block_size, order, group, q_dtype, names):
+    trial = Trial(device, block_size + group, num_blocks=2560 // block_size + 16, num_kv_heads=2, head_dim=head_dim,
+                  dtype=dtype, block_size=block_size, order=order)
+    batch = trial.make_batch()
+    steps = [[300, 1, 0, 129], [64, 200, 3, 33]]
+    sequences = [trial.open()[0] for _ in steps[0]]
+    for counts in steps:
+        work = [(tracked, trial.random_tokens(count)) for tracked, count in zip(sequences, counts)]
+        trial.step(batch, work, num_heads=2 * group, q_dtype=q_dtype, pad_sequences=len(counts) + 2,
                    pad_tokens=sum(counts) + 3, **choose_options(trial.rng, names, 2 * group))
 
 
@@ -49,7 +75,7 @@ def test_windows_across_tiles(device, window):
         trial.step(batch, [(tracked, trial.random_tokens(count))], num_heads=8, q_dtype="bfloat16", window=window)
 
 
-@pytest.mark.parametrize("head_dim, block_size", [(64, 16), (128, 8), (128, 48)])
+@pytest.mark.parametrize("head_dim, block_size", [(64, 16), (128, 8), (128, 48), (192, 16), (256, 32)])
 def test_blocks_that_were_given_back_behind_the_first_ones(device, head_dim, block_size):
     trial = make_trial(device, block_size, num_kv_heads=2, head_dim=head_dim, dtype="bfloat16", block_size=block_size,
                        released=(170, 20))

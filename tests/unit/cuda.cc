@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -36,6 +37,16 @@ struct Memory {
     REQUIRE(backend->allocate_memory(bytes, &memory) == PKV_OK);
   }
   ~Memory() { backend->release_memory(&memory); }
+};
+
+// The same of the host.
+struct Pinned {
+  Backend *backend;
+  DeviceMemory memory;
+  Pinned(Backend *backend, uint64_t bytes) : backend(backend) {
+    REQUIRE(backend->allocate_pinned(bytes, &memory) == PKV_OK);
+  }
+  ~Pinned() { backend->release_pinned(&memory); }
 };
 
 }  // namespace
@@ -183,6 +194,60 @@ TEST_CASE("copy_blocks copies whole blocks and nothing else") {
       CHECK(actual == expected);
     }
   }
+}
+
+// Blocks below and above the size where the driver's batched call takes over, more than one launch or call takes.
+TEST_CASE("transfers copy whole blocks and nothing else, there and back") {
+  if (!has_device()) return;
+  Backend *backend = open_first();
+  std::unique_ptr<TransferQueue> queue;
+  REQUIRE(backend->create_transfer_queue(&queue) == PKV_OK);
+  for (const uint64_t block_bytes : {uint64_t{256}, uint64_t{2048}, uint64_t{28416}, uint64_t{28672}}) {
+    for (const int32_t count : {1, 2, 255, 256, 257, 1030}) {
+      CAPTURE(block_bytes);
+      CAPTURE(count);
+      const uint64_t bytes = block_bytes * 2 * count;
+      std::vector<unsigned char> pattern(bytes), expected(bytes), actual(bytes);
+      for (uint64_t i = 0; i < bytes; ++i) pattern[i] = static_cast<unsigned char>(i * 2654435761u >> 13);
+      const Memory pool(backend, bytes);
+      const Pinned tier(backend, bytes);
+      auto *const host = static_cast<unsigned char *>(tier.memory.base);
+      std::vector<int32_t> device_blocks, host_blocks;
+      for (int32_t i = 0; i < count; ++i) {
+        device_blocks.push_back(2 * i);
+        host_blocks.push_back(2 * ((i + 7) % count) + 1);
+      }
+      for (const bool to_host : {true, false}) {
+        if (to_host) {
+          std::fill_n(host, bytes, static_cast<unsigned char>(1));
+          REQUIRE(backend->upload(pool.memory.base, pattern.data(), bytes) == PKV_OK);
+        } else {
+          REQUIRE(backend->fill(pool.memory.base, 1, bytes) == PKV_OK);
+        }
+        const uint64_t ticket = queue->last_ticket();
+        const TransferBlocksParams params = {pool.memory.base,   tier.memory.base, block_bytes, device_blocks.data(),
+                                             host_blocks.data(), count,            to_host};
+        REQUIRE(queue->copy(params) == PKV_OK);
+        CHECK(queue->last_ticket() == ticket + 1);
+        REQUIRE(queue->wait(ticket + 1) == PKV_OK);
+        std::fill(expected.begin(), expected.end(), static_cast<unsigned char>(1));
+        for (int32_t i = 0; i < count; ++i) {
+          const int32_t to = (to_host ? host_blocks : device_blocks)[static_cast<size_t>(i)];
+          std::copy_n(pattern.data() + device_blocks[static_cast<size_t>(i)] * block_bytes, block_bytes,
+                      expected.data() + to * block_bytes);
+        }
+        if (to_host) {
+          std::copy_n(host, bytes, actual.data());
+        } else {
+          REQUIRE(cudaMemcpy(actual.data(), pool.memory.base, bytes, cudaMemcpyDeviceToHost) == cudaSuccess);
+        }
+        CHECK(actual == expected);
+      }
+    }
+  }
+  CHECK(queue->rate_to_host() > 0);
+  CHECK(queue->rate_to_device() > 0);
+  CHECK(cudaGetLastError() == cudaSuccess);
 }
 
 TEST_CASE("the caller's device stays") {

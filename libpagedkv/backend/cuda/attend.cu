@@ -128,8 +128,7 @@ uint64_t attend_workspace_bytes(int head_dim) {
 }
 
 Status launch_attend_step(const AttendParams &params, const AttendDevice &device, cudaStream_t stream) {
-  if (!is_in_table(params)) return launch_attend_general(params, stream);
-  if (is_decode(params, device)) {
+  if (is_in_table(params) && is_decode(params, device)) {
     bool is_launched = false;
     PKV_TRY(params.dtype == PKV_FLOAT16 ? launch_query_decode<PKV_FLOAT16>(params, device, stream, &is_launched)
                                         : launch_query_decode<PKV_BFLOAT16>(params, device, stream, &is_launched));
@@ -137,6 +136,7 @@ Status launch_attend_step(const AttendParams &params, const AttendDevice &device
   }
   PrefillPlan prefill = {};
   if (plan_prefill(params, device, &prefill)) return launch_prefill(params, device, prefill, stream);
+  if (!is_in_table(params)) return launch_attend_general(params, stream);
   const AttendPlan plan = plan_attend(params, device);
   if (plan.num_tiles > INT32_MAX || params.kv.num_kv_heads > 65535) {
     return fail(PKV_UNSUPPORTED, "%" PRId64 " tiles of %d KV heads are more than a launch can hold", plan.num_tiles,

@@ -50,7 +50,7 @@ __device__ void combine_parts(const AttendParams &p, const AttendLaunch &launch,
   static_assert(kMaxSplits <= 64, "two splits a lane");
   const int lane = threadIdx.x % 32;
   const int64_t row = token * p.num_heads + head, num_rows = p.tables.num_tokens * p.num_heads;
-  const int32_t head_dim = p.kv.head_dim;
+  const int32_t head_dim = p.kv.v_head_dim;
   float lse[2], weight[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {

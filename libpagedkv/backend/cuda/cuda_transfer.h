@@ -24,7 +24,7 @@ class CudaTransferQueue final : public TransferQueue {
 
  private:
   static constexpr uint64_t kNumMarks = 64;
-  static constexpr int64_t kBatch = 1024;  // copies of one batched call
+  static constexpr int64_t kBatch = 256;  // copies of one batched call; 1024 are slower
 
   // Around one copy(). The events are made once; a later copy records them again.
   struct Mark {
@@ -36,7 +36,6 @@ class CudaTransferQueue final : public TransferQueue {
   explicit CudaTransferQueue(CUcontext context) : context_(context) {}
 
   Status copy_batched(const TransferBlocksParams &params, bool *out_is_done);
-  Status copy_one_by_one(const TransferBlocksParams &params);
   void measure();
 
   const CUcontext context_;

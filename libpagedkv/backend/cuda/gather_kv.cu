@@ -10,6 +10,8 @@
 namespace pkv {
 namespace {
 
+constexpr int kHeadsPerThread = 4;
+
 // Plan: see row_pieces.cuh. Bound by memory bandwidth: each row is read once and written once.
 template <class Stored, class Given>
 __global__ void __launch_bounds__(kRowThreads)
@@ -20,21 +22,18 @@ __global__ void __launch_bounds__(kRowThreads)
   const Slot slot = sequence_slot(p.kv, p.sequence, place.token);
   const int64_t source_stride = is_value ? p.kv.v_head_stride : p.kv.k_head_stride;
   const int64_t target_stride = is_value ? p.v_head_stride : p.k_head_stride;
-  const auto *source = reinterpret_cast<const Stored *>(row_address(p.kv, slot, is_value, sizeof(Stored))) + place.first;
+  const auto *source =
+      reinterpret_cast<const Stored *>(row_address(p.kv, slot, is_value, sizeof(Stored))) + place.first;
   Given *target = place.first + (is_value ? static_cast<Given *>(p.v) + place.token * p.v_token_stride
                                           : static_cast<Given *>(p.k) + place.token * p.k_token_stride);
-  const auto head_of = [&](int i) { return place.head + i * threads.num_groups; };
+  const int32_t count = count_heads<kHeadsPerThread>(threads, place, p.kv.num_kv_heads);
   Piece<Stored> stored[kHeadsPerThread];
+  load_pieces(source + place.head * source_stride, threads.num_groups * source_stride, slot.block >= 0 ? count : 0,
+              true, stored);
 #pragma unroll
   for (int i = 0; i < kHeadsPerThread; ++i) {
-    if (slot.block >= 0 && head_of(i) < p.kv.num_kv_heads) {
-      stored[i] = *reinterpret_cast<const Piece<Stored> *>(source + head_of(i) * source_stride);
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < kHeadsPerThread; ++i) {
-    const int32_t head = head_of(i);
-    if (head >= p.kv.num_kv_heads) return;
+    if (i >= count) return;
+    const int32_t head = place.head + i * threads.num_groups;
     Piece<Given> given = {};
     if (slot.block >= 0) {
       if constexpr (std::is_same_v<Stored, Given>) {
@@ -85,8 +84,8 @@ Status launch_gather_kv(const GatherKvParams &params, cudaStream_t stream) {
   bool is_wide = is_aligned(params.k, params.k_token_stride, params.k_head_stride, params.dtype) &&
                  is_aligned(params.v, params.v_token_stride, params.v_head_stride, params.dtype);
   const Kernel kernel = choose(params.kv.dtype, params.dtype);
-  RowThreads threads = arrange_threads(params.kv, params.num_tokens, params.kv.head_dim / kPieceElements,
-                                       params.kv.v_head_dim / kPieceElements);
+  RowThreads threads = arrange_threads(params.kv, params.num_tokens, kHeadsPerThread,
+                                       params.kv.head_dim / kPieceElements, params.kv.v_head_dim / kPieceElements);
   void *arguments[] = {const_cast<GatherKvParams *>(&params), &threads, &is_wide};
   PKV_TRY_CUDA(cudaLaunchKernel(reinterpret_cast<const void *>(kernel), threads.grid, threads.block, arguments, 0,
                                 stream));

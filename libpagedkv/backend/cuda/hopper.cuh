@@ -56,6 +56,9 @@ __device__ inline void arrive_named(int name, int num_threads) {
   asm volatile("bar.arrive %0, %1;\n" ::"r"(name), "r"(num_threads) : "memory");
 }
 
+// What ordinary instructions wrote to shared memory is there for products and copies from then on.
+__device__ inline void fence_shared_writes() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
+
 // --- Copies of boxes. What lies outside the tensor, negative coordinates too, arrives as zeros.
 
 __device__ inline void copy_box(void *destination, const CUtensorMap *map, uint64_t *barrier, int x, int y, int z) {

@@ -6,11 +6,14 @@
 
 #include "backend/cuda/attend_plan.h"
 #include "backend/params.h"
+#include "backend/transfer.h"
 #include "base/status.h"
 
 namespace pkv {
 
 Status launch_copy_blocks(const CopyBlocksParams &params, cudaStream_t stream);
+// host_base is pinned, and has one address for host and device.
+Status launch_transfer_blocks(const TransferBlocksParams &params, cudaStream_t stream);
 Status launch_build_csr(const BuildCsrParams &params, cudaStream_t stream);
 Status launch_advance(const AdvanceParams &params, cudaStream_t stream);
 Status launch_move_rows(const MoveRowsParams &params, cudaStream_t stream);

@@ -19,9 +19,10 @@ struct Shares {
   }
 };
 
-// Plan: num_lanes lanes of a warp, a power of two, have a row (token, head), each a piece of it, or an element where rows
-// are not aligned or no whole pieces; rows of more go around. Every element is read before it is written by the same
-// lane, and both lse before either is written, so the result may stand where an input stands. Bound by memory bandwidth.
+// Plan: num_lanes lanes of a warp, a power of two, have a row (token, head), each a piece of it, or an element where
+// rows are not aligned or no whole pieces; rows of more go around. Every element is read before it is written by the
+// same lane, and both lse before either is written, so the result may stand where an input stands. Bound by memory
+// bandwidth.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     merge_rows(const __grid_constant__ MergeStatesParams p, int32_t num_lanes, bool is_in_pieces) {
@@ -30,6 +31,14 @@ __global__ void __launch_bounds__(kThreads)
   const Division row = divide(thread >> (31 - __clz(num_lanes)), p.num_heads);
   const int64_t token = row.quotient, head = row.remainder;
   if (token >= p.num_tokens) return;
+  const T *a = static_cast<const T *>(p.out_a) + token * p.out_a_strides[0] + head * p.out_a_strides[1];
+  const T *b = static_cast<const T *>(p.out_b) + token * p.out_b_strides[0] + head * p.out_b_strides[1];
+  T *out = static_cast<T *>(p.out) + token * p.out_strides[0] + head * p.out_strides[1];
+  Piece<T> from_a, from_b;  // the first ones are on their way while the shares are found
+  if (is_in_pieces && lane * kPieceElements < p.head_dim) {
+    from_a.load(a + lane * kPieceElements);
+    from_b.load(b + lane * kPieceElements);
+  }
   const float lse_a = p.lse_a[token * p.lse_a_strides[0] + head * p.lse_a_strides[1]];
   const float lse_b = p.lse_b[token * p.lse_b_strides[0] + head * p.lse_b_strides[1]];
   const float largest = fmaxf(lse_a, lse_b);
@@ -37,18 +46,19 @@ __global__ void __launch_bounds__(kThreads)
   const float weight_a = is_empty ? 0.0f : expf(lse_a - largest), weight_b = is_empty ? 0.0f : expf(lse_b - largest);
   const float sum = weight_a + weight_b;
   const Shares shares = {is_empty ? 0.0f : weight_a / sum, is_empty ? 0.0f : weight_b / sum};
-  const T *a = static_cast<const T *>(p.out_a) + token * p.out_a_strides[0] + head * p.out_a_strides[1];
-  const T *b = static_cast<const T *>(p.out_b) + token * p.out_b_strides[0] + head * p.out_b_strides[1];
-  T *out = static_cast<T *>(p.out) + token * p.out_strides[0] + head * p.out_strides[1];
   if (is_in_pieces) {
-    for (int32_t dim = lane * kPieceElements; dim < p.head_dim; dim += num_lanes * kPieceElements) {
-      const Piece<T> from_a = load_piece(a + dim, true), from_b = load_piece(b + dim, true);
+    const int32_t step = num_lanes * kPieceElements;
+    for (int32_t dim = lane * kPieceElements; dim < p.head_dim; dim += step) {
       Piece<T> merged;
 #pragma unroll
       for (int i = 0; i < kPieceElements; ++i) {
         merged.elements[i] = shares.merge(from_a.elements[i], from_b.elements[i]);
       }
-      give_piece(merged, out + dim, true);
+      merged.store(out + dim);
+      if (dim + step < p.head_dim) {
+        from_a.load(a + dim + step);
+        from_b.load(b + dim + step);
+      }
     }
   } else {
     for (int32_t dim = lane; dim < p.head_dim; dim += num_lanes) out[dim] = shares.merge(a[dim], b[dim]);

@@ -71,8 +71,8 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // Plan: a warp has the K row of one head and layer, a lane a piece of it, and walks the runs of its group (blockIdx.y)
-// in order. A row is widened to float32, rotated by the angles that are the same for all, and stored anew when all lanes
-// have loaded it. Bound by latency.
+// in order. A row is widened to float32, rotated by the angles that are the same for all, and stored anew when all
+// lanes have loaded it. Bound by latency.
 template <class Stored>
 __global__ void __launch_bounds__(kThreads)
     move_rotated_rows(const __grid_constant__ MoveRowsParams p, const __grid_constant__ RunList list) {
@@ -102,12 +102,14 @@ __global__ void __launch_bounds__(kThreads)
                                                 k_row_offset(kv, target_offset, head, sizeof(Stored)));
       Piece<float> rotated;
       if (is_active) {
-        const auto stored = *reinterpret_cast<const Piece<Stored> *>(source + first);
+        Piece<Stored> own[1], partners[1];
+        own[0].load(source + first);
+        load_partners(p.rope, source, 0, 1, first, true, own, partners);
         float scale = 1.0f;
         if constexpr (sizeof(Stored) == 1) {
           scale = has_row_scales ? *k_scale_address(kv, source_block, source_offset, head) : static_scale;
         }
-        rotated = rotation.rotate(stored, rotation.load_partners(source, stored, true), scale);
+        rotated = rotation.rotate(own[0], partners[0], scale);
       }
       __syncwarp();
       if constexpr (sizeof(Stored) == 1) {

@@ -80,6 +80,20 @@ __device__ inline int8_t from_float<int8_t>(float value) {
   return static_cast<int8_t>(__float2int_rn(fminf(fmaxf(value, -127.0f), 127.0f)));
 }
 
+// Two codes beside each other, by one conversion where there is one.
+__device__ inline void store_codes(float first, float second, __nv_fp8_e4m3 *target) {
+  *reinterpret_cast<__nv_fp8x2_storage_t *>(target) =
+      __nv_cvt_float2_to_fp8x2({first, second}, __NV_SATFINITE, __NV_E4M3);
+}
+__device__ inline void store_codes(float first, float second, __nv_fp8_e5m2 *target) {
+  *reinterpret_cast<__nv_fp8x2_storage_t *>(target) =
+      __nv_cvt_float2_to_fp8x2({first, second}, __NV_SATFINITE, __NV_E5M2);
+}
+__device__ inline void store_codes(float first, float second, int8_t *target) {
+  target[0] = from_float<int8_t>(first);
+  target[1] = from_float<int8_t>(second);
+}
+
 // Largest magnitude that a quantised type holds: what a row's largest magnitude is scaled to.
 template <class T>
 __host__ __device__ constexpr float largest_code();
@@ -136,10 +150,23 @@ __device__ inline uint2 widen_e5m2(uint32_t codes) {
   }
 }
 
+// As bytes of numbers whose last place is worth 1, less what they are too large by: conversions of integers are slow.
 template <class T>
 __device__ inline uint2 widen_int8(uint32_t codes) {
-  const char4 c = *reinterpret_cast<const char4 *>(&codes);
-  return {pack_pair<T>(c.x, c.y), pack_pair<T>(c.z, c.w)};
+  const uint32_t shifted = codes ^ 0x80808080u;  // 128 more than the codes, without sign
+  if constexpr (std::is_same_v<T, __half>) {
+    const uint32_t low = __byte_perm(shifted, 0x64006400u, 0x7150), high = __byte_perm(shifted, 0x64006400u, 0x7352);
+    const __half2 base = __float2half2_rn(1024.0f + 128.0f);
+    const __half2 first = __hsub2(*reinterpret_cast<const __half2 *>(&low), base);
+    const __half2 second = __hsub2(*reinterpret_cast<const __half2 *>(&high), base);
+    return {*reinterpret_cast<const uint32_t *>(&first), *reinterpret_cast<const uint32_t *>(&second)};
+  } else {
+    constexpr float kBase = 0x1p23f + 128.0f;
+    const auto widen = [&](int selector) {
+      return __uint_as_float(__byte_perm(shifted, 0x4b000000u, selector)) - kBase;
+    };
+    return {pack_pair<T>(widen(0x7650), widen(0x7651)), pack_pair<T>(widen(0x7652), widen(0x7653))};
+  }
 }
 
 template <class T, pkv_dtype kDtype>

@@ -33,12 +33,11 @@ __device__ inline Slot sequence_slot(const PagedKv &kv, const SequenceRows &sequ
   return {sequence.blocks[position.quotient], position.remainder};
 }
 
-// The slot that a row is written to.
-__device__ inline Slot written_slot(const WriteKvParams &params, int64_t token) {
+// The slot that a row is written to, by the entry of slot_mapping where there is one.
+__device__ inline Slot written_slot(const WriteKvParams &params, int64_t token, int64_t entry) {
   if (params.slot_mapping == nullptr) return sequence_slot(params.kv, params.sequence, token);
-  const int64_t slot = params.slot_mapping[token];
-  if (slot < 0) return {-1, 0};
-  const Division place = divide(slot, params.kv.block_size);
+  if (entry < 0) return {-1, 0};
+  const Division place = divide(entry, params.kv.block_size);
   return {place.quotient, place.remainder};
 }
 

@@ -12,7 +12,7 @@ template <class Traits>
 class PrefillConsumer {
   using T = typename Traits::T;
   static constexpr int kScores = Traits::kTile / 2;  // of a thread
-  static constexpr int kOutputs = Traits::kDim / 2;
+  static constexpr int kOutputs = Traits::kValueDim / 2;
   static constexpr int kKeySteps = Traits::kTile / 16;
   // Named barriers: one for each warpgroup's turn, one for its parts.
   static constexpr int kTurnName = 1, kPartsName = kTurnName + kPrefillWarpgroups;
@@ -43,6 +43,7 @@ class PrefillConsumer {
     wait_barrier(&shared_->query_full[0], 0);
     PrefillTile tile = shared_->tiles[0];
     if (tile.num_key_tiles == 0) return;
+    take_scales(tile);
     float scores[kScores];
     uint32_t weights[kKeySteps][4];
     float out[kOutputs];
@@ -116,6 +117,7 @@ class PrefillConsumer {
         finish_tile(out, tile);
         release_query(query_slot.index ^ 1);
         tile = next;
+        take_scales(tile);
 #pragma unroll
         for (int i = 0; i < kOutputs; ++i) out[i] = 0.0f;
         largest_[0] = largest_[1] = -INFINITY;
@@ -155,10 +157,10 @@ class PrefillConsumer {
     const uint32_t query = queries_ + query_index * matrix_words(Traits::kQueryBytes);
     const uint32_t keys = keys_ + buffer * matrix_words(Traits::kTileBytes);
 #pragma unroll
-    for (int step = 0; step < Traits::kDim / 16; ++step) {
-      const int half = step / 4, in_half = step % 4 * 32;
-      multiply_shared<T>(scores, describe_matrix(query + matrix_words(half * (kPrefillRows * 128) + in_half)),
-                         describe_matrix(keys + matrix_words(half * (Traits::kTile * 128) + in_half)), step > 0);
+    for (int step = 0; step < Traits::kKeyDim / 16; ++step) {
+      const int part = step / 4, in_part = step % 4 * 32;
+      multiply_shared<T>(scores, describe_matrix(query + matrix_words(part * (kPrefillRows * 128) + in_part)),
+                         describe_matrix(keys + matrix_words(part * (Traits::kTile * 128) + in_part)), step > 0);
     }
   }
 
@@ -170,15 +172,33 @@ class PrefillConsumer {
     }
   }
 
+  // K and V of 8 bits have scales: those of the tile's KV head.
+  __device__ void take_scales(const PrefillTile &tile) {
+    if constexpr (Traits::kIsWidened) {
+      score_scale_ = p_.scale * p_.kv.k_scale[tile.kv_head];
+      value_scale_ = p_.kv.v_scale[tile.kv_head];
+      scale_log2_ = is_scaled_first() ? kLog2E : score_scale_ * kLog2E;
+    }
+  }
+
+  __device__ float score_scale() const { return Traits::kIsWidened ? score_scale_ : p_.scale; }
+
+  // Whether scores are scaled before the softmax finds their maximum: it scales them itself, if that keeps their order.
+  __device__ bool is_scaled_first() const { return p_.softcap > 0.0f || !(score_scale() > 0.0f); }
+
   // Caps and masks.
   __device__ void prepare_scores(float (&scores)[kScores], const PrefillTile &tile, int32_t first_key,
                                  uint32_t box_mask) const {
     if (p_.softcap > 0.0f) {
-      const float inner = 2.0f * kLog2E * p_.scale / p_.softcap;
+      const float inner = 2.0f * kLog2E * score_scale() / p_.softcap;
 #pragma unroll
       for (int i = 0; i < kScores; ++i) {
         scores[i] = p_.softcap - 2.0f * p_.softcap * __fdividef(1.0f, 1.0f + exp2_fast(scores[i] * inner));
       }
+    }
+    if (Traits::kIsWidened && !(p_.softcap > 0.0f) && is_scaled_first()) {
+#pragma unroll
+      for (int i = 0; i < kScores; ++i) scores[i] *= score_scale_;
     }
     const int32_t warp_end = p_.is_causal ? tile.first_position + warp_first_token_ + 1 : tile.seq_len;
     const bool all_boxes = box_mask == (1u << (Traits::kTile >> launch_.box_shift)) - 1;
@@ -285,6 +305,7 @@ class PrefillConsumer {
       const int32_t head = tile.kv_head * group + head_[row];
       const float lse = sum == 0.0f ? -INFINITY : largest_[row] * scale_log2_ + log2f(sum);
       float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
+      if (Traits::kIsWidened) factor *= value_scale_;
       if (tile.num_parts > 1) {
         if (is_inside) write_part(out, row, tile.part, token, head, lse, factor);
         continue;
@@ -321,7 +342,7 @@ class PrefillConsumer {
                              float lse, float factor) const {
     const int64_t index = (part * p_.tables.num_tokens + token) * p_.num_heads + head;
     if (lane_ % 4 == 0) launch_.parts.partial_lse[index] = lse;
-    float *target = launch_.parts.partial_out + index * Traits::kDim + lane_ % 4 * 2;
+    float *target = launch_.parts.partial_out + index * Traits::kValueDim + lane_ % 4 * 2;
 #pragma unroll
     for (int column = 0; column < kOutputs / 4; ++column) {
       const float2 pair = {out[column * 4 + 2 * row] * factor, out[column * 4 + 2 * row + 1] * factor};
@@ -368,6 +389,7 @@ class PrefillConsumer {
   int32_t token_[2], head_[2];  // of the thread's two rows: token in the tile, head in the group
   int32_t warp_first_token_, warp_last_token_;
   float scale_log2_;
+  float score_scale_ = 1.0f, value_scale_ = 1.0f;  // with K and V of 8 bits
   float largest_[2] = {-INFINITY, -INFINITY}, sum_[2] = {0.0f, 0.0f}, shrink_[2];
   RingCursor<Traits::kStages> ring_;
 };

@@ -1,4 +1,5 @@
-// Attention of long query runs on Hopper: K and V of the queries' dtype, head dims of 64 and 128.
+// Attention of long query runs on Hopper: K and V of the queries' dtype, head dims of 64, 128, 192 and 256, and V of
+// 128 under K of 192; K and V of 8 bits with static scales, head dims of 64 and 128.
 //
 // Plan of prefill_rows:
 //   A thread block a multiprocessor takes tiles of rows, or parts of their keys, until none is left: a counter in the
@@ -9,9 +10,10 @@
 //   swizzled. A block that is not there lies outside the map and arrives as zeros. The last box of a sequence is moved
 //   down by the slots that hold nothing, whose place is taken by zeros or by rows of the same block: nothing that such
 //   a slot may hold is ever loaded.
-//   The other two warpgroups have 64 rows each and walk the keys backwards, so that masks are needed in the first steps
-//   alone. A step issues the scores of one tile of keys and the output of the one before it; softmax runs beside the
-//   latter, and beside the products of the other warpgroup, as they issue in turn. The steps of one tile of rows run on
+//   K and V of 8 bits come to stages beside the ring; another warpgroup widens them from there into the ring.
+//   Two warpgroups compute: they have 64 rows each and walk the keys backwards, so that masks are needed in the first
+//   steps alone. A step issues the scores of one tile of keys and the output of the one before it; softmax runs beside
+//   the latter, and beside the products of the other warpgroup, as they issue in turn. The steps of one tile of rows run on
 //   into those of the next one.
 //   Where there are few tiles of rows their keys are cut in parts; the last one to finish merges them, in order.
 // Bound by the tensor cores; see docs/kernels.md.
@@ -19,11 +21,12 @@
 
 #include "backend/cuda/prefill_consumer.cuh"
 #include "backend/cuda/prefill_producer.cuh"
+#include "backend/cuda/prefill_widener.cuh"
 
 namespace pkv {
 
 template <class Traits>
-__global__ void __launch_bounds__(kPrefillThreads, 1)
+__global__ void __launch_bounds__(Traits::kThreads, 1)
     prefill_rows(const __grid_constant__ AttendParams p, const __grid_constant__ PrefillLaunch launch,
                  const __grid_constant__ CUtensorMap query_map, const __grid_constant__ CUtensorMap key_map,
                  const __grid_constant__ CUtensorMap value_map) {
@@ -35,7 +38,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
   char *buffers = queries + Traits::kQuerySlots * Traits::kQueryBytes;
   if (threadIdx.x == 0) {
     for (int i = 0; i < Traits::kStages; ++i) {
-      init_barrier(&shared.full[i], 1);
+      init_barrier(&shared.full[i], Traits::kIsWidened ? kWideningThreads / 32 : 1);
       init_barrier(&shared.empty[i], kPrefillWarpgroups * 4);
     }
     for (int i = 0; i < Traits::kQuerySlots; ++i) {
@@ -43,25 +46,43 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
       init_barrier(&shared.query_full[i], 1);
       init_barrier(&shared.query_empty[i], kPrefillWarpgroups * 4);
     }
+    if constexpr (Traits::kIsWidened) {
+      for (PrefillStaging &staging : shared.staging) {
+        for (int i = 0; i < 2; ++i) {
+          init_barrier(&staging.full[i], 1);
+          init_barrier(&staging.empty[i], kWideningThreads / 32);
+        }
+      }
+    }
     fence_barrier_init();
   }
   __syncthreads();
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroupThreads, 0);
   if (warpgroup == 0) {
-    release_registers<kLoadingRegisters>();
+    release_registers<Traits::kLoadingRegisters>();
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     if (warp == 0) {
       produce_tiles<Traits>(p, launch, query_map, &shared, queries);
     } else if (warp == 1) {
-      KeyProducer<Traits>(p, launch, &shared, buffers).run(key_map, true);
+      KeyProducer<Traits, true>(p, launch, &shared, buffers).run(key_map);
     } else if (warp == 2) {
-      KeyProducer<Traits>(p, launch, &shared, buffers).run(value_map, false);
+      KeyProducer<Traits, false>(p, launch, &shared, buffers).run(value_map);
     } else {
       clear_padding<typename Traits::T>(p, p.tables.cu_seqlens_q[p.tables.num_sequences], threadIdx.x % 32, 32);
     }
+  } else if (warpgroup < Traits::kFirstConsumer) {
+    if constexpr (Traits::kIsWidened) {
+      release_registers<Traits::kWideningRegisters>();
+      const int thread = threadIdx.x % kWarpgroupThreads;
+      if (thread < kWideningThreads) {
+        KeyWidener<Traits, true>(&shared, buffers, thread).run();
+      } else {
+        KeyWidener<Traits, false>(&shared, buffers, thread - kWideningThreads).run();
+      }
+    }
   } else {
-    take_registers<kComputingRegisters>();
-    PrefillConsumer<Traits>(p, launch, &shared, queries, buffers, warpgroup - 1).run();
+    take_registers<Traits::kComputingRegisters>();
+    PrefillConsumer<Traits>(p, launch, &shared, queries, buffers, warpgroup - Traits::kFirstConsumer).run();
   }
 #endif
 }

@@ -20,14 +20,22 @@ constexpr int kPrefillWarpgroups = 2;  // that compute
 constexpr int kPrefillRows = 64 * kPrefillWarpgroups;
 constexpr int kPrefillPartTiles = 8;  // tiles of keys in a part, at least
 
-// Keys of a tile: what registers and shared memory have room for (docs/kernels.md).
-constexpr int prefill_tile_keys(int head_dim) { return head_dim == 64 ? 128 : 160; }
+constexpr int kPrefillStagedKeys = 64;  // of K or V of 8 bits that are brought at once
+
+// Keys of a tile, by head dim of K: what registers and shared memory have room for (docs/kernels.md).
+constexpr int prefill_tile_keys(int head_dim, bool is_widened) {
+  return head_dim == 64 || is_widened ? 128 : head_dim == 128 ? 160 : head_dim == 192 ? 80 : 64;
+}
 
 // Whether the prefill kernel can do it, and is worth it.
 bool plan_prefill(const AttendParams &params, const AttendDevice &device, PrefillPlan *out);
 
 Status launch_prefill(const AttendParams &params, const AttendDevice &device, const PrefillPlan &plan,
                       cudaStream_t stream);
+
+// Its part over K and V of 8 bits.
+Status launch_prefill_widened(const AttendParams &params, const AttendDevice &device, const PrefillPlan &plan,
+                              cudaStream_t stream);
 
 // Whether the library holds the kernel and the driver what it needs; asked on a device of compute capability 9.0.
 bool has_prefill();

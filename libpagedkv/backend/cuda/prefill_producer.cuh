@@ -62,11 +62,11 @@ __device__ void produce_tiles(const AttendParams &p, const PrefillLaunch &launch
       if (tile.num_key_tiles == 0) {
         arrive_barrier(barrier);
       } else {
-        arrive_with_bytes(barrier, launch.plan.tile_tokens * group * Traits::kDim * 2);
+        arrive_with_bytes(barrier, launch.plan.tile_tokens * group * Traits::kKeyDim * 2);
 #pragma unroll
-        for (int half = 0; half < Traits::kHalves; ++half) {
-          copy_box(queries + slot.index * Traits::kQueryBytes + half * (kPrefillRows * 128), &query_map, barrier,
-                   half * 64, tile.kv_head * group, tile.first_token);
+        for (int part = 0; part < Traits::kKeyDim / Traits::kPartDims; ++part) {
+          copy_box(queries + slot.index * Traits::kQueryBytes + part * (kPrefillRows * 128), &query_map, barrier,
+                   part * Traits::kPartDims, tile.kv_head * group, tile.first_token);
         }
       }
     }
@@ -78,18 +78,20 @@ __device__ void produce_tiles(const AttendParams &p, const PrefillLaunch &launch
 
 // Loads K or V of the tiles of rows. K of a tile of keys stands before V of the tile of keys that was walked before it:
 // K, K, V, K, V and so on, each one's buffers two apart but for the first.
-template <class Traits>
+template <class Traits, bool kIsKey>
 class KeyProducer {
+  static constexpr int kDim = kIsKey ? Traits::kKeyDim : Traits::kValueDim;
+
  public:
   __device__ KeyProducer(const AttendParams &p, const PrefillLaunch &launch, PrefillShared<Traits> *shared,
                          char *buffers)
       : p_(p), launch_(launch), shared_(shared), buffers_(buffers), lane_(threadIdx.x % 32),
         lane_key_((threadIdx.x % 32) << launch.box_shift) {}
 
-  __device__ void run(const CUtensorMap &map, bool is_key) {
+  __device__ void run(const CUtensorMap &map) {
     RingCursor<Traits::kQuerySlots> slot;
-    if (!is_key) ring_.advance(2);
-    bool is_first_key = is_key;
+    if (!kIsKey) ring_.advance(2);
+    bool is_first_key = kIsKey;
     while (true) {
       wait_barrier(&shared_->tile_full[slot.index], slot.phase);
       const PrefillTile &tile = shared_->tiles[slot.index];
@@ -105,9 +107,13 @@ class KeyProducer {
         const int32_t key = first_key + lane_key_;
         // The last box of a sequence is moved down, so that slots beyond the sequence stay out of it.
         const int32_t offset = entry < 0 ? 0 : key % p_.kv.block_size - max(key + launch_.plan.box_rows - seq_len, 0);
-        load(map, {entry, offset, kv_head});
-        ring_.advance(is_first_key ? 1 : 2);
-        is_first_key = false;
+        if constexpr (Traits::kIsWidened) {
+          stage(map, {entry, offset, kv_head});
+        } else {
+          load(map, {entry, offset, kv_head});
+          ring_.advance(is_first_key ? 1 : 2);
+          is_first_key = false;
+        }
         entry = next_entry;
       }
     }
@@ -131,18 +137,40 @@ class KeyProducer {
     uint64_t *barrier = &shared_->full[ring_.index];
     if (lane_ == 0) {
       shared_->box_masks[ring_.index] = mask;
-      arrive_with_bytes(barrier, Traits::kTileBytes);
+      arrive_with_bytes(barrier, Traits::kTile * kDim * 2);
     }
     __syncwarp();
     if (lane_key_ < Traits::kTile) {
       char *target = buffers_ + ring_.index * Traits::kTileBytes + lane_key_ * 128;
 #pragma unroll
-      for (int half = 0; half < Traits::kHalves; ++half) {
-        copy_box(target + half * (Traits::kTile * 128), &map, barrier, half * 64, place.offset, place.kv_head,
-                 place.block < 0 ? -1 : place.block);
+      for (int part = 0; part < kDim / Traits::kPartDims; ++part) {
+        copy_box(target + part * (Traits::kTile * 128), &map, barrier, part * Traits::kPartDims, place.offset,
+                 place.kv_head, place.block < 0 ? -1 : place.block);
       }
     }
     __syncwarp();
+  }
+
+  // Brings K or V of 8 bits as they are, half a tile at a time.
+  __device__ void stage(const CUtensorMap &map, const Place &place) {
+    PrefillStaging &staging = shared_->staging[kIsKey ? 0 : 1];
+    const uint32_t mask = __ballot_sync(0xffffffffu, place.block >= 0);
+    char *stages = find_stages<Traits, kIsKey>(buffers_);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      wait_barrier(&staging.empty[half], stage_phase_ ^ 1);
+      if (lane_ == 0) {
+        if (half == 0) staging.box_mask = mask;
+        arrive_with_bytes(&staging.full[half], kPrefillStagedKeys * kDim);
+      }
+      __syncwarp();
+      if (lane_key_ / kPrefillStagedKeys == half) {
+        copy_box(stages + half * Traits::kStagedBytes + lane_key_ % kPrefillStagedKeys * kDim, &map,
+                 &staging.full[half], 0, place.offset, place.kv_head, place.block < 0 ? -1 : place.block);
+      }
+      __syncwarp();
+    }
+    stage_phase_ ^= 1;
   }
 
   const AttendParams &p_;
@@ -152,6 +180,7 @@ class KeyProducer {
   const int lane_;
   const int32_t lane_key_;  // first of the lane's box in the tile
   RingCursor<Traits::kStages> ring_;
+  uint32_t stage_phase_ = 0;
 };
 
 }  // namespace pkv

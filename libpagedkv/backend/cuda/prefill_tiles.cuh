@@ -31,21 +31,39 @@ struct PrefillTile {
   int32_t part, num_parts;
 };
 
-constexpr int kPrefillThreads = kWarpgroupThreads * (1 + kPrefillWarpgroups);
-// Of each thread of the warpgroup that loads, and of those that compute: 65536 of a multiprocessor among them.
-constexpr int kLoadingRegisters = 40, kComputingRegisters = 232;
+constexpr int kPrefillSharedBytes = 227 * 1024 - 1024;  // dynamic; the rest is for what the kernel declares
 
-template <class Element, int kHeadDim>
+// kStored: of K and V; one of 8 bits is widened to the queries' dtype on its way.
+template <pkv_dtype kQuery, pkv_dtype kStored, int kKeyHeadDim, int kValueHeadDim>
 struct PrefillTraits {
-  using T = Element;
-  static constexpr int kDim = kHeadDim;
-  static constexpr int kTile = prefill_tile_keys(kHeadDim);
-  static constexpr int kStages = kHeadDim == 64 ? 10 : 4;  // buffers, of a tile of K or of V
+  using T = typename DtypeOf<kQuery>::Type;
+  static constexpr pkv_dtype kStoredDtype = kStored;
+  static constexpr bool kIsWidened = kStored != kQuery;
+  static constexpr int kKeyDim = kKeyHeadDim, kValueDim = kValueHeadDim;
+  static_assert(kValueDim <= kKeyDim, "buffers are as large as K");
+  static constexpr int kTile = prefill_tile_keys(kKeyDim, kIsWidened);
   static constexpr int kQuerySlots = 2;
-  static constexpr int kHalves = kHeadDim / 64;  // a row of 64 dims takes the 128 bytes that are swizzled
-  static constexpr int kTileBytes = kTile * kHeadDim * 2;
-  static constexpr int kQueryBytes = kPrefillRows * kHeadDim * 2;
-  static constexpr int kSharedBytes = 1024 + kQuerySlots * kQueryBytes + kStages * kTileBytes;
+  static constexpr int kPartDims = 64;  // of a row: what fills the 128 bytes that are swizzled
+  static_assert(!kIsWidened || kTile == 2 * kPrefillStagedKeys, "two stages");
+  static constexpr int kTileBytes = kTile * kKeyDim * 2;
+  static constexpr int kQueryBytes = kPrefillRows * kKeyDim * 2;
+  // K and V of 8 bits, as they are stored: two stages of each.
+  static constexpr int kStagedBytes = kIsWidened ? kPrefillStagedKeys * kKeyDim : 0;
+  static constexpr int kOtherBytes = 1024 + kQuerySlots * kQueryBytes + 4 * kStagedBytes;
+  // Buffers, of a tile of K or of V: as many as there is room for.
+  static constexpr int kStages = (kPrefillSharedBytes - kOtherBytes) / kTileBytes;
+  static constexpr int kSharedBytes = kOtherBytes + kStages * kTileBytes;
+  // Warpgroups: one loads, one may widen, two compute. Registers of each of their threads: 65536 of all together.
+  static constexpr int kFirstConsumer = kIsWidened ? 2 : 1;
+  static constexpr int kThreads = kWarpgroupThreads * (kFirstConsumer + kPrefillWarpgroups);
+  static constexpr int kLoadingRegisters = kIsWidened ? 32 : 40, kWideningRegisters = 64;
+  static constexpr int kComputingRegisters = kIsWidened ? 208 : 232;
+};
+
+// Stages of K or V of 8 bits, between the warp that loads and the two that widen: the halves of a tile of keys.
+struct PrefillStaging {
+  uint64_t full[2], empty[2];
+  uint32_t box_mask;  // boxes of the tile that are there
 };
 
 template <class Traits>
@@ -55,7 +73,14 @@ struct PrefillShared {
   PrefillTile tiles[Traits::kQuerySlots];
   uint32_t box_masks[Traits::kStages];  // boxes of the tile of keys that are there
   bool is_last[kPrefillWarpgroups];      // part of a tile of rows
+  PrefillStaging staging[Traits::kIsWidened ? 2 : 1];  // of K, of V
 };
+
+// Where the stages of K or V stand: behind the ring.
+template <class Traits, bool kIsKey>
+__device__ inline char *find_stages(char *buffers) {
+  return buffers + Traits::kStages * Traits::kTileBytes + (kIsKey ? 0 : 2 * Traits::kStagedBytes);
+}
 
 // Position in a ring of barriers.
 template <int kSize>

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "backend/params.h"
 #include "base/dtype.h"
@@ -11,26 +12,61 @@ namespace pkv {
 
 constexpr int kPieceElements = 8;  // one or two 16-byte accesses, or one of 8 bytes
 
-// A piece of eight neighbouring elements.
+// Stores to global memory that the compiler does not take apart, as it does with those of a union.
+__device__ inline void store_word(uint2 *target, const uint2 &word) {
+  asm volatile("st.global.v2.u32 [%0], {%1, %2};\n" ::"l"(__cvta_generic_to_global(target)), "r"(word.x), "r"(word.y)
+               : "memory");
+}
+
+__device__ inline void store_word(uint4 *target, const uint4 &word) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};\n" ::"l"(__cvta_generic_to_global(target)), "r"(word.x),
+               "r"(word.y), "r"(word.z), "r"(word.w)
+               : "memory");
+}
+
+// A piece of eight neighbouring elements. It goes to and from memory as words.
 template <class T>
-struct alignas(sizeof(T) * kPieceElements >= 16 ? 16 : 8) Piece {
+union Piece {
+  using Word = std::conditional_t<sizeof(T) == 1, uint2, uint4>;
+  static constexpr int kNumWords = static_cast<int>(sizeof(T) * kPieceElements / sizeof(Word));
+  Word words[kNumWords];
   T elements[kPieceElements];
+
+  __device__ void load(const T *source) {
+#pragma unroll
+    for (int i = 0; i < kNumWords; ++i) words[i] = reinterpret_cast<const Word *>(source)[i];
+  }
+
+  __device__ void store(T *target) const {
+#pragma unroll
+    for (int i = 0; i < kNumWords; ++i) store_word(reinterpret_cast<Word *>(target) + i, words[i]);
+  }
 };
 
-// From an array of the caller, whose rows may start anywhere.
-template <class T>
-__device__ inline Piece<T> load_piece(const T *source, bool is_aligned) {
-  if (is_aligned) return *reinterpret_cast<const Piece<T> *>(source);
-  Piece<T> piece;
+// The first `count` of the pieces at `source`, `stride` elements apart: all on their way before any is needed. Rows of
+// the caller may start anywhere.
+template <class T, int kCount>
+__device__ inline void load_pieces(const T *source, int64_t stride, int32_t count, bool is_aligned,
+                                   Piece<T> (&pieces)[kCount]) {
+  if (is_aligned) {
 #pragma unroll
-  for (int i = 0; i < kPieceElements; ++i) piece.elements[i] = source[i];
-  return piece;
+    for (int i = 0; i < kCount; ++i) {
+      if (i < count) pieces[i].load(source + i * stride);
+    }
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    if (i >= count) continue;
+#pragma unroll
+    for (int j = 0; j < kPieceElements; ++j) pieces[i].elements[j] = source[i * stride + j];
+  }
 }
 
 template <class T>
 __device__ inline void give_piece(const Piece<T> &piece, T *target, bool is_aligned) {
   if (is_aligned) {
-    *reinterpret_cast<Piece<T> *>(target) = piece;
+    piece.store(target);
     return;
   }
 #pragma unroll
@@ -44,12 +80,11 @@ inline bool is_aligned(const void *data, int64_t token_stride, int64_t head_stri
          head_stride * bytes % unit == 0;
 }
 
-// --- Threads over the rows of many tokens. A thread has the same piece of every num_groups-th head of one token, K or V:
-// what it finds out about the token serves several loads, which are in flight together. Neighbours in a token stand
+// --- Threads over the rows of many tokens. A thread has the same piece of every num_groups-th head of one token, K or
+// V: what it finds out about the token serves several loads, which are in flight together. Neighbours in a token stand
 // beside each other, first those of K, then those of V.
 
 constexpr int kRowThreads = 256;
-constexpr int kHeadsPerThread = 4;
 
 struct RowThreads {
   int32_t k_lanes, v_lanes;  // threads of a row: one for each piece, and perhaps some without one
@@ -57,11 +92,12 @@ struct RowThreads {
   dim3 block, grid;          // (of a token, tokens), (tokens, of a token)
 };
 
-inline RowThreads arrange_threads(const PagedKv &kv, int64_t num_tokens, int32_t k_lanes, int32_t v_lanes) {
+inline RowThreads arrange_threads(const PagedKv &kv, int64_t num_tokens, int heads_per_thread, int32_t k_lanes,
+                                  int32_t v_lanes) {
   RowThreads threads;
   threads.k_lanes = k_lanes;
   threads.v_lanes = v_lanes;
-  threads.num_groups = (kv.num_kv_heads + kHeadsPerThread - 1) / kHeadsPerThread;
+  threads.num_groups = (kv.num_kv_heads + heads_per_thread - 1) / heads_per_thread;
   const auto all = static_cast<unsigned int>(threads.num_groups * (k_lanes + v_lanes));
   threads.block.x = std::min<unsigned int>(all, kRowThreads);
   threads.block.y = kRowThreads / threads.block.x;
@@ -77,6 +113,15 @@ struct RowPlace {
   int32_t head;   // the first one
   int32_t first;  // element of the piece in its row; beyond the row for a thread without a piece
 };
+
+// Heads that a thread has, of at most kHeadsPerThread.
+template <int kHeadsPerThread>
+__device__ inline int32_t count_heads(const RowThreads &threads, const RowPlace &place, int32_t num_heads) {
+  int32_t count = 0;
+#pragma unroll
+  for (int i = 0; i < kHeadsPerThread; ++i) count += place.head + i * threads.num_groups < num_heads ? 1 : 0;
+  return count;
+}
 
 // False for a thread beyond the rows.
 __device__ inline bool find_place(const RowThreads &threads, int64_t num_tokens, RowPlace *out) {

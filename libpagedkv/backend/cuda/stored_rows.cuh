@@ -13,20 +13,60 @@ namespace pkv {
 
 constexpr double kInversePi = 0.31830988618379067154;
 
+// Divides by a scale, rounded as division is but several times as fast: a product with the reciprocal, and unless that
+// is exact what it misses. Scales with which that could go wrong in a quotient that 8 bits hold are left to division.
+class Divider {
+ public:
+  __device__ explicit Divider(float scale) : scale_(scale), reciprocal_(1.0f / scale) {
+    is_plain_ = !(scale >= 0x1p-60f && scale <= 0x1p60f);
+    is_power_ = (__float_as_uint(scale) & 0x7fffff) == 0;
+  }
+
+  __device__ void divide(float (&values)[kPieceElements]) const {
+    float largest = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kPieceElements; ++i) largest = fmaxf(largest, fabsf(values[i]));
+    if (is_plain_ || largest > 0x1p60f) {  // infinities too; NaN stays what it is either way
+#pragma unroll
+      for (int i = 0; i < kPieceElements; ++i) values[i] /= scale_;
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < kPieceElements; ++i) {
+      const float quotient = values[i] * reciprocal_;
+      if (is_power_) {
+        values[i] = quotient;
+      } else {  // with the sign of the value, which a zero would lose
+        const float exact = fmaf(fmaf(-quotient, scale_, values[i]), reciprocal_, quotient);
+        values[i] = copysignf(exact, values[i]);
+      }
+    }
+  }
+
+ private:
+  float scale_, reciprocal_;
+  bool is_plain_, is_power_;
+};
+
 template <class Source, class Stored>
 __device__ inline void store_piece(const Piece<Source> &given, Stored *target, float scale) {
   Piece<Stored> stored;
+  if constexpr (std::is_same_v<Source, Stored>) {
+    stored = given;
+  } else {
+    float values[kPieceElements];
 #pragma unroll
-  for (int i = 0; i < kPieceElements; ++i) {
-    if constexpr (std::is_same_v<Source, Stored>) {
-      stored.elements[i] = given.elements[i];
-    } else if constexpr (sizeof(Stored) == 1) {
-      stored.elements[i] = from_float<Stored>(to_float(given.elements[i]) / scale);
+    for (int i = 0; i < kPieceElements; ++i) values[i] = to_float(given.elements[i]);
+    if constexpr (sizeof(Stored) == 1) {
+      Divider(scale).divide(values);
+#pragma unroll
+      for (int i = 0; i < kPieceElements; i += 2) store_codes(values[i], values[i + 1], &stored.elements[i]);
     } else {
-      stored.elements[i] = from_float<Stored>(to_float(given.elements[i]));
+#pragma unroll
+      for (int i = 0; i < kPieceElements; ++i) stored.elements[i] = from_float<Stored>(values[i]);
     }
   }
-  *reinterpret_cast<Piece<Stored> *>(target) = stored;
+  stored.store(target);
 }
 
 // A row that neighbouring lanes of a warp have, with a scale of its own: finds it, stores both. num_lanes: a power of
@@ -56,59 +96,81 @@ __device__ inline void store_scaled_row(const Piece<Source> &given, Stored *targ
   if ((lane & (num_lanes - 1)) == 0) *row_scale = scale;
 }
 
+// The elements of K rows that the eight from `first` on, `own`, are rotated with: of the first `count` of the rows at
+// `rows`, `stride` elements apart.
+template <class T, int kCount>
+__device__ inline void load_partners(const RopeParams &rope, const T *rows, int64_t stride, int32_t count,
+                                     int32_t first, bool is_aligned, const Piece<T> (&own)[kCount],
+                                     Piece<T> (&partners)[kCount]) {
+  const int32_t num_pairs = rope.rotary_dim / 2;
+  if (rope.is_interleaved) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+#pragma unroll
+      for (int j = 0; j < kPieceElements; ++j) partners[i].elements[j] = own[i].elements[j ^ 1];
+    }
+  } else if (num_pairs % kPieceElements == 0) {  // they are pieces too
+    const int32_t partner = first < num_pairs ? first + num_pairs : first - num_pairs;
+    load_pieces(rows + partner, stride, first < rope.rotary_dim ? count : 0, is_aligned, partners);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+#pragma unroll
+      for (int j = 0; j < kPieceElements; ++j) {
+        const int32_t dim = first + j;
+        if (i >= count || dim >= rope.rotary_dim) continue;
+        partners[i].elements[j] = rows[i * stride + (dim < num_pairs ? dim + num_pairs : dim - num_pairs)];
+      }
+    }
+  }
+}
+
 // The rotation of the eight elements from `first` on of K rows, by the angles of a position.
 class PieceRotation {
  public:
-  // Angles are found in double: at a million tokens float32 has lost them.
-  __device__ PieceRotation(const RopeParams &rope, int64_t position, int32_t first) : rope_(rope), first_(first) {
+  __device__ PieceRotation(const RopeParams &rope, int64_t position, int32_t first)
+      : rotary_dim_(rope.rotary_dim), first_(first) {
     const int32_t num_pairs = rope.rotary_dim / 2;
-    const double step = rope.cos_sin != nullptr ? 0.0 : log2(rope.base) * -2.0 / rope.rotary_dim;
-    const float *row = rope.cos_sin + (rope.cos_sin != nullptr ? position * rope.cos_sin_stride : 0);
+    const float *row = rope.cos_sin == nullptr ? nullptr : rope.cos_sin + position * rope.cos_sin_stride;
+    // Whole pieces of a table are loaded at once.
+    if (row != nullptr && !rope.is_interleaved && num_pairs % kPieceElements == 0 && first < rotary_dim_ &&
+        reinterpret_cast<uintptr_t>(row) % 16 == 0) {
+      const int32_t pair = first < num_pairs ? first : first - num_pairs;
+      cosines_.load(row + pair);
+      sines_.load(row + num_pairs + pair);
+      if (first < num_pairs) {
+#pragma unroll
+        for (int i = 0; i < kPieceElements; ++i) sines_.elements[i] = -sines_.elements[i];
+      }
+      return;
+    }
+    const double step = row != nullptr ? 0.0 : log2(rope.base) * -2.0 / rope.rotary_dim;
+    const double ratio = exp2(step);
+    double frequency = 0.0;  // half turns from position to position
+    int32_t last_pair = -2;
 #pragma unroll
     for (int i = 0; i < kPieceElements; ++i) {
       const int32_t dim = first + i;
-      if (dim >= rope.rotary_dim) continue;
-      const bool is_second = rope.is_interleaved ? dim % 2 == 1 : dim >= num_pairs;
-      const int32_t pair = rope.is_interleaved ? dim / 2 : is_second ? dim - num_pairs : dim;
+      if (dim >= rotary_dim_) continue;
       if (i % 2 == 1 && rope.is_interleaved) {
-        cosines_[i] = cosines_[i - 1];
-        sines_[i] = -sines_[i - 1];
+        cosines_.elements[i] = cosines_.elements[i - 1];
+        sines_.elements[i] = -sines_.elements[i - 1];
         continue;
       }
-      if (rope.cos_sin != nullptr) {
-        cosines_[i] = row[pair];
-        sines_[i] = row[num_pairs + pair];
+      const bool is_second = !rope.is_interleaved && dim >= num_pairs;
+      const int32_t pair = rope.is_interleaved ? dim / 2 : is_second ? dim - num_pairs : dim;
+      float cosine, sine;
+      if (row != nullptr) {
+        cosine = row[pair];
+        sine = row[num_pairs + pair];
       } else {
-        // In half turns, which need no reduction by a long pi.
-        double sine, cosine;
-        sincospi(static_cast<double>(position) * (exp2(pair * step) * kInversePi), &sine, &cosine);
-        cosines_[i] = static_cast<float>(cosine);
-        sines_[i] = static_cast<float>(sine);
+        frequency = pair == last_pair + 1 ? frequency * ratio : exp2(pair * step) * kInversePi;
+        last_pair = pair;
+        find_angle(static_cast<double>(position) * frequency, &cosine, &sine);
       }
-      if (!is_second) sines_[i] = -sines_[i];
+      cosines_.elements[i] = cosine;
+      sines_.elements[i] = is_second ? sine : -sine;
     }
-  }
-
-  // The elements of `row` that the eight ones, `own`, are turned with.
-  template <class T>
-  __device__ Piece<T> load_partners(const T *row, const Piece<T> &own, bool is_aligned) const {
-    Piece<T> partners;
-    const int32_t num_pairs = rope_.rotary_dim / 2;
-    if (rope_.is_interleaved) {
-#pragma unroll
-      for (int i = 0; i < kPieceElements; ++i) partners.elements[i] = own.elements[i ^ 1];
-    } else if (num_pairs % kPieceElements == 0) {  // they are a piece too
-      if (first_ < rope_.rotary_dim) {
-        partners = load_piece(row + (first_ < num_pairs ? first_ + num_pairs : first_ - num_pairs), is_aligned);
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < kPieceElements; ++i) {
-        const int32_t dim = first_ + i;
-        if (dim < rope_.rotary_dim) partners.elements[i] = row[dim < num_pairs ? dim + num_pairs : dim - num_pairs];
-      }
-    }
-    return partners;
   }
 
   // scale: of both.
@@ -119,17 +181,30 @@ class PieceRotation {
     for (int i = 0; i < kPieceElements; ++i) {
       const float value = to_float(own.elements[i]) * scale;
       rotated.elements[i] = value;
-      if (first_ + i < rope_.rotary_dim) {
-        rotated.elements[i] = fmaf(value, cosines_[i], to_float(partners.elements[i]) * scale * sines_[i]);
+      if (first_ + i < rotary_dim_) {
+        rotated.elements[i] =
+            fmaf(value, cosines_.elements[i], to_float(partners.elements[i]) * scale * sines_.elements[i]);
       }
     }
     return rotated;
   }
 
  private:
-  const RopeParams &rope_;
-  const int32_t first_;
-  float cosines_[kPieceElements], sines_[kPieceElements];  // sines are negative for the first one of a pair
+  // half_turns: in double, as at a million tokens float32 has lost the angle; what is left of it beyond quarters of a
+  // turn is small enough for float32.
+  __device__ static void find_angle(double half_turns, float *cosine, float *sine) {
+    half_turns -= 2.0 * rint(half_turns * 0.5);
+    const int quarters = __double2int_rn(half_turns * 2.0);
+    float c, s;
+    sincospif(static_cast<float>(half_turns - 0.5 * quarters), &s, &c);
+    *cosine = quarters % 2 == 0 ? c : s;
+    *sine = quarters % 2 == 0 ? s : c;
+    if ((quarters & 3) == 1 || (quarters & 3) == 2) *cosine = -*cosine;
+    if ((quarters & 2) != 0) *sine = -*sine;
+  }
+
+  const int32_t rotary_dim_, first_;
+  Piece<float> cosines_, sines_;  // sines are negative for the first one of a pair
 };
 
 }  // namespace pkv

@@ -11,7 +11,7 @@
 namespace pkv {
 namespace {
 
-// Either kind of scale, chosen as the kernel runs.
+// With either kind of scale, chosen as the kernel runs.
 template <class Given, class Stored>
 __device__ inline void store_row_piece(const WriteKvParams &p, const Slot &slot, const RowPlace &place, int32_t head,
                                        int32_t num_lanes, const Piece<Given> &given, Stored *target, bool is_active) {
@@ -27,54 +27,58 @@ __device__ inline void store_row_piece(const WriteKvParams &p, const Slot &slot,
   }
 }
 
+constexpr int kHeadsPerThread = 2;
+
 // Plan: see row_pieces.cuh. With a scale for each row its threads are lanes of one warp, which finds the row's largest
-// magnitude. A thread that rotates K finds the angles of its piece once for all its heads, and loads the partners of its
-// elements too, which a neighbour loads from memory. Bound by memory bandwidth: each row is read once and written once.
+// magnitude. A thread that rotates K finds the angles of its piece once for all its heads, and loads the partners of
+// its elements too, which a neighbour loads from memory. All that does not hang on another load is loaded before
+// anything is looked at. Bound by memory bandwidth: each row is read once and written once.
 template <class Source, class Stored, bool kIsRotated>
-__global__ void __launch_bounds__(kRowThreads)
+__global__ void __launch_bounds__(kRowThreads, kIsRotated && sizeof(Source) == 2 ? 3 : 1)
     write_rows(const __grid_constant__ WriteKvParams p, const __grid_constant__ RowThreads threads, bool is_aligned) {
   RowPlace place;
   if (!find_place(threads, p.num_tokens, &place)) return;
   const bool is_value = place.is_value;
-  const Slot slot = written_slot(p, place.token);
+  const int64_t entry = p.slot_mapping != nullptr ? p.slot_mapping[place.token] : 0;
   const int64_t source_stride = is_value ? p.v_head_stride : p.k_head_stride;
   const int64_t target_stride = is_value ? p.kv.v_head_stride : p.kv.k_head_stride;
   const Source *source = is_value ? static_cast<const Source *>(p.v) + place.token * p.v_token_stride
                                   : static_cast<const Source *>(p.k) + place.token * p.k_token_stride;
+  source += place.head * source_stride;
+  const int64_t source_step = threads.num_groups * source_stride;
   const bool is_active = place.first < (is_value ? p.kv.v_head_dim : p.kv.head_dim);
-  const auto head_of = [&](int i) { return place.head + i * threads.num_groups; };
+  const int32_t count = count_heads<kHeadsPerThread>(threads, place, p.kv.num_kv_heads);
+  const int32_t num_pieces = is_active ? count : 0;
   Piece<Source> given[kHeadsPerThread];
-#pragma unroll
-  for (int i = 0; i < kHeadsPerThread; ++i) {
-    if (is_active && head_of(i) < p.kv.num_kv_heads) {
-      given[i] = load_piece(source + head_of(i) * source_stride + place.first, is_aligned);
-    }
-  }
-  if (slot.block < 0) return;
-  Stored *target = reinterpret_cast<Stored *>(row_address(p.kv, slot, is_value, sizeof(Stored))) + place.first;
-  const int32_t num_lanes = is_value ? threads.v_lanes : threads.k_lanes;
+  load_pieces(source + place.first, source_step, num_pieces, is_aligned, given);
+  const auto store = [&](const Slot &slot, int i, const auto &piece) {
+    const int32_t head = place.head + i * threads.num_groups;
+    auto *row = reinterpret_cast<Stored *>(row_address(p.kv, slot, is_value, sizeof(Stored))) + head * target_stride;
+    store_row_piece(p, slot, place, head, is_value ? threads.v_lanes : threads.k_lanes, piece, row + place.first,
+                    is_active);
+  };
   if constexpr (kIsRotated) {
     if (!is_value) {
-      const PieceRotation rotation(p.rope, p.positions[place.token], place.first);
+      const int64_t position = p.positions[place.token];
+      Piece<Source> partners[kHeadsPerThread];
+      load_partners(p.rope, source, source_step, num_pieces, place.first, is_aligned, given, partners);
+      const PieceRotation rotation(p.rope, entry < 0 ? 0 : position, place.first);
+      const Slot slot = written_slot(p, place.token, entry);
+      if (slot.block < 0) return;
 #pragma unroll
       for (int i = 0; i < kHeadsPerThread; ++i) {
-        const int32_t head = head_of(i);
-        if (head >= p.kv.num_kv_heads) return;
-        Piece<float> rotated;
-        if (is_active) {
-          const Piece<Source> partners = rotation.load_partners(source + head * source_stride, given[i], is_aligned);
-          rotated = rotation.rotate(given[i], partners, 1.0f);
-        }
-        store_row_piece(p, slot, place, head, num_lanes, rotated, target + head * target_stride, is_active);
+        if (i >= count) return;
+        store(slot, i, rotation.rotate(given[i], partners[i], 1.0f));
       }
       return;
     }
   }
+  const Slot slot = written_slot(p, place.token, entry);
+  if (slot.block < 0) return;
 #pragma unroll
   for (int i = 0; i < kHeadsPerThread; ++i) {
-    const int32_t head = head_of(i);
-    if (head >= p.kv.num_kv_heads) return;
-    store_row_piece(p, slot, place, head, num_lanes, given[i], target + head * target_stride, is_active);
+    if (i >= count) return;
+    store(slot, i, given[i]);
   }
 }
 
@@ -126,7 +130,7 @@ Status launch_write_kv(const WriteKvParams &params, cudaStream_t stream) {
     while (lanes < std::max(k_lanes, v_lanes)) lanes *= 2;
     k_lanes = v_lanes = lanes;
   }
-  RowThreads threads = arrange_threads(params.kv, params.num_tokens, k_lanes, v_lanes);
+  RowThreads threads = arrange_threads(params.kv, params.num_tokens, kHeadsPerThread, k_lanes, v_lanes);
   void *arguments[] = {const_cast<WriteKvParams *>(&params), &threads, &is_wide};
   PKV_TRY_CUDA(cudaLaunchKernel(reinterpret_cast<const void *>(kernel), threads.grid, threads.block, arguments, 0,
                                 stream));

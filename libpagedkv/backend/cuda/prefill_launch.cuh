@@ -1,0 +1,38 @@
+// The launch of an instance of the prefill kernel.
+#pragma once
+
+#include <algorithm>
+
+#include "backend/cuda/cuda_status.h"
+#include "backend/cuda/prefill_kernel.cuh"
+#include "backend/cuda/prefill_maps.h"
+
+namespace pkv {
+
+template <class Traits>
+Status launch_traits(const AttendParams &params, const AttendDevice &device, const PrefillPlan &plan,
+                     cudaStream_t stream) {
+  const auto kernel = &prefill_rows<Traits>;
+  CUtensorMap query_map, key_map, value_map;
+  PKV_TRY(make_query_map(params, plan, &query_map));
+  PKV_TRY(make_cache_map(params, plan, false, &key_map));
+  PKV_TRY(make_cache_map(params, plan, true, &value_map));
+  PKV_TRY_CUDA(cudaFuncSetAttribute(reinterpret_cast<const void *>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    Traits::kSharedBytes));
+  PrefillLaunch launch = {};
+  launch.plan = plan;
+  launch.group = params.num_heads / params.kv.num_kv_heads;
+  while (1 << launch.box_shift < plan.box_rows) ++launch.box_shift;
+  AttendPlan parts = {};
+  parts.num_splits = plan.num_splits;
+  launch.parts = make_launch(params, parts);
+  launch.next_tile = static_cast<uint32_t *>(params.workspace) + kMaxTickets;
+  const int64_t num_works = static_cast<int64_t>(plan.num_tiles) * params.kv.num_kv_heads * plan.num_splits;
+  const dim3 grid(static_cast<unsigned int>(std::min<int64_t>(num_works, device.num_processors)));
+  void *arguments[] = {const_cast<AttendParams *>(&params), &launch, &query_map, &key_map, &value_map};
+  PKV_TRY_CUDA(cudaLaunchKernel(reinterpret_cast<const void *>(kernel), grid, dim3(Traits::kThreads), arguments,
+                                Traits::kSharedBytes, stream));
+  return PKV_OK;
+}
+
+}  // namespace pkv
