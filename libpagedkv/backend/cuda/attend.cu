@@ -8,6 +8,7 @@
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/prefill_plan.h"
 #include "backend/cuda/support_table.h"
+#include "backend/cuda/tensor_map.h"
 #include "base/dtype.h"
 
 namespace pkv {
@@ -40,6 +41,37 @@ Status launch_query(const AttendParams &params, const AttendPlan &plan, cudaStre
     case PKV_FLOAT8_E5M2: return launch_attend<kQuery, PKV_FLOAT8_E5M2>(params, plan, stream);
     case PKV_INT8: return launch_attend<kQuery, PKV_INT8>(params, plan, stream);
     default: return launch_attend<kQuery, kQuery>(params, plan, stream);
+  }
+}
+
+// Whether the decode kernel computes it: few query rows a sequence, K and V that copies of boxes can walk, and so many
+// tiles of keys that 32 bits count them, whatever lengths the device finds in the tables.
+bool is_decode(const AttendParams &params, const AttendDevice &device) {
+  const PagedKv &kv = params.kv;
+  const StepTables &tables = params.tables;
+  const int64_t num_rows = tables.max_query_len * (params.num_heads / kv.num_kv_heads);
+  const uint64_t first = reinterpret_cast<uintptr_t>(kv.base);
+  const uint64_t bytes = static_cast<uint64_t>(dtype_bytes(kv.dtype));
+  const int64_t most_tiles = tables.table_stride * kv.block_size / kLeastDecodeTile + 1;
+  return device.has_hopper && !params.is_invariant && params.tree_mask == nullptr && params.alibi_slopes == nullptr &&
+         kv.kv_scales != PKV_SCALES_PER_TOKEN_HEAD && num_rows <= kMaxDecodeRows &&
+         (kv.block_size & (kv.block_size - 1)) == 0 && (kv.head_dim == 64 || kv.head_dim == 128) &&
+         kv.block_size * kv.head_dim * bytes >= kLeastBoxBytes &&
+         tables.num_sequences <= kMaxDecodeSequences &&
+         most_tiles <= INT32_MAX / std::max<int64_t>(tables.num_sequences * kv.num_kv_heads, 1) &&
+         (first + kv.k_offset) % 16 == 0 && (first + kv.v_offset) % 16 == 0 && is_box_stride(kv.block_bytes) &&
+         is_box_stride(static_cast<uint64_t>(kv.k_token_stride) * bytes) &&
+         is_box_stride(static_cast<uint64_t>(kv.k_head_stride) * bytes);
+}
+
+template <pkv_dtype kQuery>
+Status launch_query_decode(const AttendParams &params, const AttendDevice &device, cudaStream_t stream,
+                           bool *is_launched) {
+  switch (params.kv.dtype) {
+    case PKV_FLOAT8_E4M3: return launch_decode<kQuery, PKV_FLOAT8_E4M3>(params, device, stream, is_launched);
+    case PKV_FLOAT8_E5M2: return launch_decode<kQuery, PKV_FLOAT8_E5M2>(params, device, stream, is_launched);
+    case PKV_INT8: return launch_decode<kQuery, PKV_INT8>(params, device, stream, is_launched);
+    default: return launch_decode<kQuery, kQuery>(params, device, stream, is_launched);
   }
 }
 
@@ -96,6 +128,12 @@ uint64_t attend_workspace_bytes(int head_dim) {
 }
 
 Status launch_attend_step(const AttendParams &params, const AttendDevice &device, cudaStream_t stream) {
+  if (is_in_table(params) && is_decode(params, device)) {
+    bool is_launched = false;
+    PKV_TRY(params.dtype == PKV_FLOAT16 ? launch_query_decode<PKV_FLOAT16>(params, device, stream, &is_launched)
+                                        : launch_query_decode<PKV_BFLOAT16>(params, device, stream, &is_launched));
+    if (is_launched) return PKV_OK;
+  }
   PrefillPlan prefill = {};
   if (plan_prefill(params, device, &prefill)) return launch_prefill(params, device, prefill, stream);
   if (!is_in_table(params)) return launch_attend_general(params, stream);

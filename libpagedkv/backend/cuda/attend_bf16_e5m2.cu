@@ -1,4 +1,5 @@
 #include "backend/cuda/attend_launch.cuh"
+#include "backend/cuda/decode_launch.cuh"
 #include "backend/cuda/kernels.h"
 
 namespace pkv {
@@ -7,6 +8,12 @@ template <>
 Status launch_attend<PKV_BFLOAT16, PKV_FLOAT8_E5M2>(const AttendParams &params, const AttendPlan &plan,
                                                     cudaStream_t stream) {
   return launch_pair<PKV_BFLOAT16, PKV_FLOAT8_E5M2>(params, plan, stream);
+}
+
+template <>
+Status launch_decode<PKV_BFLOAT16, PKV_FLOAT8_E5M2>(const AttendParams &params, const AttendDevice &device,
+                                                    cudaStream_t stream, bool *is_launched) {
+  return launch_decode_pair<PKV_BFLOAT16, PKV_FLOAT8_E5M2>(params, device, stream, is_launched);
 }
 
 }  // namespace pkv

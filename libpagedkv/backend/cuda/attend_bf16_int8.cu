@@ -1,4 +1,5 @@
 #include "backend/cuda/attend_launch.cuh"
+#include "backend/cuda/decode_launch.cuh"
 #include "backend/cuda/kernels.h"
 
 namespace pkv {
@@ -6,6 +7,12 @@ namespace pkv {
 template <>
 Status launch_attend<PKV_BFLOAT16, PKV_INT8>(const AttendParams &params, const AttendPlan &plan, cudaStream_t stream) {
   return launch_pair<PKV_BFLOAT16, PKV_INT8>(params, plan, stream);
+}
+
+template <>
+Status launch_decode<PKV_BFLOAT16, PKV_INT8>(const AttendParams &params, const AttendDevice &device,
+                                             cudaStream_t stream, bool *is_launched) {
+  return launch_decode_pair<PKV_BFLOAT16, PKV_INT8>(params, device, stream, is_launched);
 }
 
 }  // namespace pkv

@@ -40,7 +40,9 @@ __global__ void __launch_bounds__(kAttendThreads, Traits::kMinBlocks)
   constexpr int kDimSteps = kDim / 16;
 
   // Those with the fewest keys to walk, shared out over the tiles.
-  if (blockIdx.y == 0 && blockIdx.z + 1 == gridDim.z) clear_padding<T>(p, threadIdx.x, blockDim.x);
+  if (blockIdx.y == 0 && blockIdx.z + 1 == gridDim.z) {
+    clear_padding<T>(p, p.tables.cu_seqlens_q[p.tables.num_sequences], threadIdx.x, blockDim.x);
+  }
   const int32_t group = p.num_heads / p.kv.num_kv_heads;
   const int32_t kv_head = static_cast<int32_t>(blockIdx.y);
   const int32_t split = static_cast<int32_t>(blockIdx.z);

@@ -9,6 +9,10 @@ namespace pkv {
 constexpr int kTileKeys = 64;        // keys per step of the inner loop
 constexpr int kNarrowTileRows = 16;  // query rows (token, head of the group) per thread block: decode
 constexpr int kWideTileRows = 64;    // and prefill
+constexpr int kMaxDecodeRows = 16;   // of a sequence, for the decode kernel
+constexpr int64_t kMaxDecodeSequences = 4096;
+constexpr int kLeastDecodeTile = 16;  // keys
+constexpr uint64_t kLeastBoxBytes = 128;  // of a copied box
 constexpr int kAttendWarps = 4;
 constexpr int kMaxStages = 3;                     // of K and V in shared memory
 constexpr int kMaxSplits = 64;                    // thread blocks that share the keys of a tile of rows
@@ -43,7 +47,7 @@ struct AttendDevice {
   int num_processors;          // multiprocessors
   int max_shared_bytes;        // dynamic, per thread block
   int processor_shared_bytes;  // of a multiprocessor
-  bool has_prefill;            // the kernel for Hopper runs here
+  bool has_hopper;             // the kernels for Hopper run here
 };
 
 struct AttendPlan {

@@ -113,9 +113,8 @@ struct KeyCursor {
 // Padding tokens belong to no sequence: their rows become 0, their lse -inf. Thread block x takes every gridDim.x-th.
 // Called by num_threads threads of it.
 template <class T>
-__device__ void clear_padding(const AttendParams &p, int thread, int num_threads) {
+__device__ void clear_padding(const AttendParams &p, int64_t end, int thread, int num_threads) {
   const int32_t head_dim = p.kv.v_head_dim;
-  const int64_t end = p.tables.cu_seqlens_q[p.tables.num_sequences];
   for (int64_t token = end + blockIdx.x; token < p.tables.num_tokens; token += gridDim.x) {
     for (int32_t i = thread; i < p.num_heads * head_dim; i += num_threads) {
       const int32_t head = i / head_dim, dim = i % head_dim;

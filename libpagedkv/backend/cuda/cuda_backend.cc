@@ -43,7 +43,7 @@ Status CudaBackend::prepare_device(int ordinal) {
     return fail(PKV_UNSUPPORTED, "%s: this library holds no code for %s, compute capability %d.%d", device_, name_,
                 properties.major, properties.minor);
   }
-  attend_device_.has_prefill = compute_capability_ == 90 && has_prefill();
+  attend_device_.has_hopper = compute_capability_ == 90 && has_prefill();
   PKV_TRY_CUDA(cudaStreamCreateWithFlags(&upload_stream_, cudaStreamNonBlocking));
   return PKV_OK;
 }

@@ -1,4 +1,4 @@
-// The few instructions of Hopper that the prefill kernel is made of: barriers that count bytes, copies of boxes of a
+// The few instructions of Hopper that its kernels are made of: barriers that count bytes, copies of boxes of a
 // tensor, and registers that pass from one warpgroup to another (sm_90a). PTX ISA: "mbarrier", "cp.async.bulk.tensor",
 // "setmaxnreg".
 #pragma once
@@ -8,6 +8,10 @@
 #include "backend/cuda/tensor_core.cuh"
 
 namespace pkv {
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define PKV_IS_SM90A 1
+#endif
 
 constexpr int kWarpgroupThreads = 128;
 
@@ -72,6 +76,25 @@ __device__ inline void copy_box(void *destination, const CUtensorMap *map, uint6
       "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(w)
       : "memory");
 }
+
+// The same of what is read once: the second cache gives it up first.
+__device__ inline void copy_box_once(void *destination, const CUtensorMap *map, uint64_t *barrier, int x, int y, int z,
+                                     int w, int v) {
+  constexpr uint64_t kEvictFirst = 0x12f0000000000000;  // as createpolicy.fractional.L2::evict_first makes it
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, "
+      "{%3, %4, %5, %6, %7}], [%2], %8;\n" ::"r"(shared_address(destination)),
+      "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v), "l"(kEvictFirst)
+      : "memory");
+}
+
+// Brings a map to where the copies look for it.
+__device__ inline void prefetch_map(const CUtensorMap *map) {
+  asm volatile("prefetch.tensormap [%0];\n" ::"l"(map) : "memory");
+}
+
+// What this thread has written to shared memory comes before copies into it that are asked for from here on.
+__device__ inline void fence_shared_for_copies() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
 
 // --- Registers of a warpgroup's threads: given back and taken.
 

@@ -31,6 +31,10 @@ Status launch_attend_general(const AttendParams &params, cudaStream_t stream);
 template <pkv_dtype kQuery, pkv_dtype kStored>
 Status launch_attend(const AttendParams &params, const AttendPlan &plan, cudaStream_t stream);
 
+// Few query rows a sequence; is_launched stays false where the device has too little shared memory for it.
+template <pkv_dtype kQuery, pkv_dtype kStored>
+Status launch_decode(const AttendParams &params, const AttendDevice &device, cudaStream_t stream, bool *is_launched);
+
 // UNSUPPORTED if the library holds no code that the current device runs.
 Status check_kernel_image();
 

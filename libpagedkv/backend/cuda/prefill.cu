@@ -60,7 +60,7 @@ bool has_prefill() {
 }
 
 bool plan_prefill(const AttendParams &params, const AttendDevice &device, PrefillPlan *out) {
-  if (!device.has_prefill || !is_in_scope(params) || !can_map(params)) return false;
+  if (!device.has_hopper || !is_in_scope(params) || !can_map(params)) return false;
   const StepTables &tables = params.tables;
   const int64_t group = params.num_heads / params.kv.num_kv_heads;
   const bool is_widened = params.kv.dtype != params.dtype;

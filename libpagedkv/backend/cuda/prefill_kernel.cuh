@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     } else if (warp == 2) {
       KeyProducer<Traits, false>(p, launch, &shared, buffers).run(value_map);
     } else {
-      clear_padding<typename Traits::T>(p, threadIdx.x % 32, 32);
+      clear_padding<typename Traits::T>(p, p.tables.cu_seqlens_q[p.tables.num_sequences], threadIdx.x % 32, 32);
     }
   } else if (warpgroup < Traits::kFirstConsumer) {
     if constexpr (Traits::kIsWidened) {

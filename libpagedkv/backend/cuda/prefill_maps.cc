@@ -2,49 +2,24 @@
 #include "backend/cuda/prefill_maps.h"
 
 #include "backend/cuda/cuda_status.h"
-#include "backend/cuda/driver_function.h"
+#include "backend/cuda/tensor_map.h"
 #include "base/dtype.h"
 
 namespace pkv {
 namespace {
 
-using EncodeTensorMap = CUresult(CUDAAPI *)(CUtensorMap *map, CUtensorMapDataType dtype, cuuint32_t rank, void *base,
-                                            const cuuint64_t *dims, const cuuint64_t *strides, const cuuint32_t *box,
-                                            const cuuint32_t *element_strides, CUtensorMapInterleave interleave,
-                                            CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
-                                            CUtensorMapFloatOOBfill fill);
-
-// Null if the driver lacks it.
-EncodeTensorMap find_encode() {
-  EncodeTensorMap encode = nullptr;
-  return find_driver_function("cuTensorMapEncodeTiled", 12000, &encode) ? encode : nullptr;
-}
-
-EncodeTensorMap encode_tensor_map() {
-  static const EncodeTensorMap encode = find_encode();
-  return encode;
-}
-
 // A tensor of 16-bit numbers, whose rows come to shared memory 64 dims at a time, swizzled, or of 8-bit ones, whose
 // rows come whole. strides: bytes, from dim 1 on.
 template <int kRank>
-Status make_map(pkv_dtype dtype, const void *base, const cuuint64_t (&dims)[kRank],
-                const cuuint64_t (&strides)[kRank - 1], const cuuint32_t (&box)[kRank], CUtensorMap *out) {
-  const cuuint32_t ones[] = {1, 1, 1, 1};
-  static_assert(kRank <= 4, "strides of elements");
+Status make_prefill_map(pkv_dtype dtype, const void *base, const cuuint64_t (&dims)[kRank],
+                        const cuuint64_t (&strides)[kRank - 1], const cuuint32_t (&box)[kRank], CUtensorMap *out) {
   const bool is_narrow = dtype_bytes(dtype) == 1;
   const CUtensorMapDataType type = is_narrow              ? CU_TENSOR_MAP_DATA_TYPE_UINT8
                                    : dtype == PKV_FLOAT16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                                           : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  const CUresult error = encode_tensor_map()(
-      out, type, kRank, const_cast<void *>(base), dims, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
-      is_narrow ? CU_TENSOR_MAP_SWIZZLE_NONE : CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  return error == CUDA_SUCCESS ? PKV_OK : fail_driver("cuTensorMapEncodeTiled", error);
+  return make_map(type, base, dims, strides, box, is_narrow ? CU_TENSOR_MAP_SWIZZLE_NONE : CU_TENSOR_MAP_SWIZZLE_128B,
+                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, out);
 }
-
-// Whether a copy of boxes can walk a dimension with this stride.
-bool is_stride(uint64_t bytes) { return bytes > 0 && bytes % 16 == 0 && bytes < uint64_t{1} << 40; }
 
 }  // namespace
 
@@ -58,7 +33,7 @@ Status make_query_map(const AttendParams &params, const PrefillPlan &plan, CUten
                                 static_cast<cuuint64_t>(params.q_token_stride) * 2};
   const cuuint32_t box[] = {64, static_cast<cuuint32_t>(params.num_heads / params.kv.num_kv_heads),
                             static_cast<cuuint32_t>(plan.tile_tokens)};
-  return make_map(params.dtype, params.q, dims, strides, box, out);
+  return make_prefill_map(params.dtype, params.q, dims, strides, box, out);
 }
 
 // K or V [block, head, token, dim], without an end of the blocks: a captured launch may meet a cache that has grown.
@@ -74,8 +49,8 @@ Status make_cache_map(const AttendParams &params, const PrefillPlan &plan, bool 
                                 kv.block_bytes};
   const cuuint32_t box_dims = element == 1 ? static_cast<cuuint32_t>(dims[0]) : 64;
   const cuuint32_t box[] = {box_dims, static_cast<cuuint32_t>(plan.box_rows), 1, 1};
-  return make_map(kv.dtype, static_cast<const char *>(kv.base) + (is_value ? kv.v_offset : kv.k_offset), dims,
-                  strides, box, out);
+  return make_prefill_map(kv.dtype, static_cast<const char *>(kv.base) + (is_value ? kv.v_offset : kv.k_offset), dims,
+                          strides, box, out);
 }
 
 bool can_map(const AttendParams &params) {
@@ -83,17 +58,17 @@ bool can_map(const AttendParams &params) {
   const uint64_t element = dtype_bytes(kv.dtype);
   const auto is_multiple = [](const void *address) { return reinterpret_cast<uintptr_t>(address) % 16 == 0; };
   if (!is_multiple(params.q) || !is_multiple(params.out) || params.out_token_stride % 8 != 0 ||
-      params.out_head_stride % 8 != 0 || !is_stride(kv.block_bytes)) {
+      params.out_head_stride % 8 != 0 || !is_box_stride(kv.block_bytes)) {
     return false;
   }
   for (const uint64_t offset : {kv.k_offset, kv.v_offset}) {
     if (!is_multiple(static_cast<const char *>(kv.base) + offset)) return false;
   }
   for (const int64_t stride : {kv.k_token_stride, kv.k_head_stride, kv.v_token_stride, kv.v_head_stride}) {
-    if (!is_stride(static_cast<uint64_t>(stride) * element)) return false;
+    if (!is_box_stride(static_cast<uint64_t>(stride) * element)) return false;
   }
-  return is_stride(static_cast<uint64_t>(params.q_token_stride) * 2) &&
-         is_stride(static_cast<uint64_t>(params.q_head_stride) * 2);
+  return is_box_stride(static_cast<uint64_t>(params.q_token_stride) * 2) &&
+         is_box_stride(static_cast<uint64_t>(params.q_head_stride) * 2);
 }
 
 }  // namespace pkv

@@ -8,10 +8,6 @@
 
 namespace pkv {
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define PKV_IS_SM90A 1
-#endif
-
 // What a launch adds to the parameters.
 struct PrefillLaunch {
   PrefillPlan plan;

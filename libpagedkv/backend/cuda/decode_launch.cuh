@@ -1,0 +1,87 @@
+// Launches the decode kernel of one (query dtype, stored dtype); included where attend_launch.cuh is.
+#pragma once
+
+#include <algorithm>
+
+#include "backend/cuda/attend_plan.h"
+#include "backend/cuda/cuda_status.h"
+#include "backend/cuda/decode_merge.cuh"
+#include "backend/cuda/tensor_map.h"
+
+namespace pkv {
+
+constexpr int kDecodeBlocks = 1;  // thread blocks of a multiprocessor
+constexpr int kDecodeWarps = 8;
+constexpr int kDecodePlanes = 4;  // of K or V of head dim 128 on their way, of a warp
+
+// K or V [block, head, piece of a row, token, byte], without an end of the blocks: a captured launch may meet a cache
+// that has grown. Block -1 lies outside and is read as zeros.
+template <class Traits>
+Status make_decode_map(const PagedKv &kv, const DecodeLaunch &launch, uint64_t offset, CUtensorMap *out) {
+  const cuuint64_t dims[] = {Traits::kPieceBytes, static_cast<cuuint64_t>(kv.block_size), Traits::kRowPieces,
+                             static_cast<cuuint64_t>(kv.num_kv_heads), INT32_MAX};
+  const cuuint64_t strides[] = {static_cast<cuuint64_t>(kv.k_token_stride) * Traits::kBytes, Traits::kPieceBytes,
+                                static_cast<cuuint64_t>(kv.k_head_stride) * Traits::kBytes, kv.block_bytes};
+  const cuuint32_t box[] = {Traits::kPieceBytes, static_cast<cuuint32_t>(launch.box_rows),
+                            static_cast<cuuint32_t>(launch.box_pieces), 1, 1};
+  return make_map(CU_TENSOR_MAP_DATA_TYPE_UINT8, static_cast<const char *>(kv.base) + offset, dims, strides, box,
+                  Traits::kPieceBytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+                  // Wider ones bring what stands beside a row too, which is another head's, and are slower for rows of
+                  // 256 bytes as well.
+                  CU_TENSOR_MAP_L2_PROMOTION_L2_128B, out);
+}
+
+// Whether it was launched: not if the workspace is too small.
+template <class Traits>
+Status launch_decode_traits(const AttendParams &params, const AttendDevice &device, cudaStream_t stream,
+                            bool *is_launched) {
+  const int64_t grid = static_cast<int64_t>(Traits::kBlocks) * device.num_processors;
+  uint32_t *const tickets = static_cast<uint32_t *>(params.workspace);
+  constexpr int64_t kPartsOffset = kMaxTickets + kPrefillCounters;
+  const uint64_t end =
+      kPartsOffset * sizeof(uint32_t) + static_cast<uint64_t>(grid) * 2 * Traits::kPartFloats * sizeof(float);
+  *is_launched = grid <= kMaxTickets && end <= attend_workspace_bytes(Traits::kDim);
+  if (!*is_launched) return PKV_OK;
+
+  DecodeLaunch launch = {};
+  while ((1 << launch.block_shift) < params.kv.block_size) ++launch.block_shift;
+  launch.box_rows = std::min(params.kv.block_size, Traits::kTileKeys);
+  launch.box_pieces = launch.box_rows == Traits::kTileKeys ? Traits::kRowPieces : 1;
+  launch.tickets = tickets;
+  launch.parts = reinterpret_cast<float *>(tickets + kPartsOffset);
+  DecodeMaps maps;
+  PKV_TRY(make_decode_map<Traits>(params.kv, launch, params.kv.k_offset, &maps.keys));
+  PKV_TRY(make_decode_map<Traits>(params.kv, launch, params.kv.v_offset, &maps.values));
+  const void *kernel = reinterpret_cast<const void *>(&attend_decode<Traits>);
+  PKV_TRY_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Traits::kSharedBytes));
+  void *arguments[] = {const_cast<AttendParams *>(&params), &launch, &maps};
+  PKV_TRY_CUDA(cudaLaunchKernel(kernel, dim3(static_cast<unsigned int>(grid)), dim3(Traits::kThreads), arguments,
+                                Traits::kSharedBytes, stream));
+  return PKV_OK;
+}
+
+template <pkv_dtype kQuery, pkv_dtype kStored, int kHeadDim>
+Status launch_decode_head_dim(const AttendParams &params, const AttendDevice &device, cudaStream_t stream,
+                              bool *is_launched) {
+  constexpr int kPlanes = kDecodePlanes * 128 / kHeadDim;
+  const int64_t num_rows = params.tables.max_query_len * (params.num_heads / params.kv.num_kv_heads);
+  if (num_rows <= 8) {
+    using Traits = DecodeTraits<kQuery, kStored, kHeadDim, 1, kDecodeWarps, kDecodeBlocks, kPlanes>;
+    return launch_decode_traits<Traits>(params, device, stream, is_launched);
+  }
+  using Traits = DecodeTraits<kQuery, kStored, kHeadDim, 2, kDecodeWarps, kDecodeBlocks, kPlanes>;
+  return launch_decode_traits<Traits>(params, device, stream, is_launched);
+}
+
+template <pkv_dtype kQuery, pkv_dtype kStored>
+Status launch_decode_pair(const AttendParams &params, const AttendDevice &device, cudaStream_t stream,
+                          bool *is_launched) {
+  switch (params.kv.head_dim) {
+    case 64: return launch_decode_head_dim<kQuery, kStored, 64>(params, device, stream, is_launched);
+    case 128: return launch_decode_head_dim<kQuery, kStored, 128>(params, device, stream, is_launched);
+  }
+  *is_launched = false;
+  return PKV_OK;
+}
+
+}  // namespace pkv

@@ -1,0 +1,171 @@
+// How a decode step is shared out. A unit of work is a tile of kTileKeys keys of one (sequence, KV head); units are
+// numbered by sequence, then KV head, then key. The warps of the thread blocks that are active take equal, contiguous
+// ranges of them. Everything is found from the lengths on the device: there is no plan on the host. The host has made
+// sure that units are counted by 32 bits.
+#pragma once
+
+#include "backend/cuda/attend_tiles.cuh"
+
+namespace pkv {
+
+// What a sequence asks for. Without query tokens it has no tiles; with some it has one at least, so that somebody
+// writes its rows.
+struct DecodeSequence {
+  int32_t first_token, query_len;  // in the step
+  int32_t begin, end;  // keys that any of its queries sees; the first one is that of a tile of the whole sequence
+  int32_t num_tiles;
+};
+
+template <int kTileKeys>
+__device__ inline DecodeSequence read_sequence(const AttendParams &p, int32_t sequence) {
+  DecodeSequence result;
+  result.first_token = __ldg(p.tables.cu_seqlens_q + sequence);
+  result.query_len = __ldg(p.tables.cu_seqlens_q + sequence + 1) - result.first_token;
+  result.end = __ldg(p.tables.seq_lens + sequence);
+  result.begin = 0;
+  if (p.window > 0) {
+    const int64_t lowest = result.end - result.query_len + 1 - p.window;
+    result.begin = lowest > 0 ? static_cast<int32_t>(lowest) & -kTileKeys : 0;
+  }
+  const uint32_t num_keys = static_cast<uint32_t>(max(result.end - result.begin, 1));
+  result.num_tiles = result.query_len > 0 ? static_cast<int32_t>((num_keys + kTileKeys - 1) / kTileKeys) : 0;
+  return result;
+}
+
+// Where a warp stands. Not to be advanced past the last unit of the step.
+template <int kTileKeys>
+struct DecodeCursor {
+  int32_t sequence, kv_head, tile;
+  DecodeSequence now;
+
+  __device__ int32_t first_key() const { return now.begin + tile * kTileKeys; }
+
+  // At a unit of the sequence, counted from its first one.
+  __device__ void enter(int32_t unit) {
+    kv_head = static_cast<int32_t>(static_cast<uint32_t>(unit) / static_cast<uint32_t>(now.num_tiles));
+    tile = unit - kv_head * now.num_tiles;
+  }
+
+  // To the next (sequence, KV head).
+  __device__ void advance(const AttendParams &p) {
+    tile = 0;
+    if (++kv_head < p.kv.num_kv_heads) return;
+    kv_head = 0;
+    do {
+      now = read_sequence<kTileKeys>(p, ++sequence);
+    } while (now.num_tiles == 0);
+  }
+};
+
+// Equal ranges of units, in order: the first `rest` of them have one more.
+struct DecodeShares {
+  int32_t size, rest;
+
+  __device__ DecodeShares(int32_t num_units, int32_t num_ranges)
+      : size(static_cast<int32_t>(static_cast<uint32_t>(num_units) / static_cast<uint32_t>(num_ranges))),
+        rest(num_units - size * num_ranges) {}
+
+  __device__ int32_t begin(int32_t range) const { return range * size + min(range, rest); }
+  __device__ int32_t owner(int32_t unit) const {
+    const uint32_t longer = static_cast<uint32_t>(rest) * static_cast<uint32_t>(size + 1);
+    const uint32_t index = static_cast<uint32_t>(unit);
+    return static_cast<int32_t>(index < longer ? index / static_cast<uint32_t>(size + 1)
+                                               : rest + (index - longer) / static_cast<uint32_t>(size));
+  }
+};
+
+__device__ inline int32_t scan_warp(int32_t value, int lane) {
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const int32_t before = __shfl_up_sync(0xffffffffu, value, distance);
+    if (lane >= distance) value += before;
+  }
+  return value;
+}
+
+// Up to 32 sequences: every warp has them all, one a lane, and none waits for another.
+template <int kTileKeys>
+class DecodeLanes {
+ public:
+  // Returns the tiles of one KV head of all sequences.
+  __device__ int32_t add_up(const AttendParams &p) {
+    const int lane = threadIdx.x % 32;
+    own_ = {};
+    if (lane < p.tables.num_sequences) own_ = read_sequence<kTileKeys>(p, lane);
+    end_tile_ = scan_warp(own_.num_tiles, lane);
+    return __shfl_sync(0xffffffffu, end_tile_, 31);
+  }
+
+  // The cursor of a unit that exists.
+  __device__ DecodeCursor<kTileKeys> find(const AttendParams &p, int32_t unit) const {
+    constexpr uint32_t kAll = 0xffffffffu;
+    const int32_t tile = static_cast<int32_t>(static_cast<uint32_t>(unit) / static_cast<uint32_t>(p.kv.num_kv_heads));
+    DecodeCursor<kTileKeys> cursor;
+    cursor.sequence = __ffs(static_cast<int>(__ballot_sync(kAll, end_tile_ > tile))) - 1;
+    cursor.now.first_token = __shfl_sync(kAll, own_.first_token, cursor.sequence);
+    cursor.now.query_len = __shfl_sync(kAll, own_.query_len, cursor.sequence);
+    cursor.now.begin = __shfl_sync(kAll, own_.begin, cursor.sequence);
+    cursor.now.end = __shfl_sync(kAll, own_.end, cursor.sequence);
+    cursor.now.num_tiles = __shfl_sync(kAll, own_.num_tiles, cursor.sequence);
+    cursor.enter(unit - (__shfl_sync(kAll, end_tile_, cursor.sequence) - cursor.now.num_tiles) * p.kv.num_kv_heads);
+    return cursor;
+  }
+
+ private:
+  DecodeSequence own_;
+  int32_t end_tile_;  // of one KV head, behind the sequence
+};
+
+// More of them. Tiles of the sequences, summed up by strips: thread t has sequences t * strip and on. In shared memory.
+template <int kThreads>
+struct DecodeStrips {
+  int32_t first_tile[kThreads];  // tiles of one KV head before the strip
+  int32_t warp_tiles[kThreads / 32];
+
+  // All threads call it; returns the tiles of one KV head of all sequences.
+  template <int kTileKeys>
+  __device__ int32_t add_up(const AttendParams &p, int32_t strip) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int32_t first = threadIdx.x * strip, end = min(first + strip, static_cast<int32_t>(p.tables.num_sequences));
+    int32_t own = 0;
+    for (int32_t s = first; s < end; ++s) own += read_sequence<kTileKeys>(p, s).num_tiles;
+    const int32_t sum = scan_warp(own, lane);
+    if (lane == 31) warp_tiles[warp] = sum;
+    __syncthreads();
+    int32_t before = 0, total = 0;
+#pragma unroll
+    for (int w = 0; w < kThreads / 32; ++w) {
+      if (w == warp) before = total;
+      total += warp_tiles[w];
+    }
+    first_tile[threadIdx.x] = before + sum - own;
+    __syncthreads();
+    return total;
+  }
+
+  // The cursor of a unit that exists; whole warps call it.
+  template <int kTileKeys>
+  __device__ DecodeCursor<kTileKeys> find(const AttendParams &p, int32_t strip, int32_t unit) const {
+    constexpr uint32_t kAll = 0xffffffffu;
+    const int lane = threadIdx.x % 32;
+    const int32_t tile = static_cast<int32_t>(static_cast<uint32_t>(unit) / static_cast<uint32_t>(p.kv.num_kv_heads));
+    // The last strip that starts at or before the tile.
+    const bool is_warp = lane < kThreads / 32 && first_tile[min(lane, kThreads / 32 - 1) * 32] <= tile;
+    const int group = 31 - __clz(static_cast<int>(__ballot_sync(kAll, is_warp)));
+    const int in_group = 31 - __clz(static_cast<int>(__ballot_sync(kAll, first_tile[group * 32 + lane] <= tile)));
+    const int32_t index = group * 32 + in_group;
+    int32_t before = first_tile[index];
+    DecodeCursor<kTileKeys> cursor;
+    cursor.sequence = index * strip;
+    for (;;) {  // from strip to sequence
+      cursor.now = read_sequence<kTileKeys>(p, cursor.sequence);
+      if (before + cursor.now.num_tiles > tile) break;
+      before += cursor.now.num_tiles;
+      ++cursor.sequence;
+    }
+    cursor.enter(unit - before * p.kv.num_kv_heads);
+    return cursor;
+  }
+};
+
+}  // namespace pkv
