@@ -4,8 +4,8 @@
 
 Needs PyTorch, CuPy and a GPU. Each case works on several layers or sets, together larger than the L2 cache; the calls
 over all of them are captured in one CUDA graph, and the figure is the median of its replays divided by their number.
-Counted are the bytes that must be read and written. The ceiling is a plain kernel that copies two gigabytes, 16 bytes at
-a time.
+Counted are the bytes that must be read and written. The ceiling is a plain kernel that copies two gigabytes, 16 bytes
+at a time.
 Head dimension 128, 8 KV heads, blocks of 16 tokens in random order, bfloat16 given.
 """
 
@@ -110,7 +110,7 @@ def time_merge(tokens):
 
 def time_zeroing(num_blocks):
     pool = pagedkv.Pool(2 << 20, num_blocks=512, device="cuda")
-    blocks = np.random.default_rng(0).permutation(512)[:num_blocks].astype(np.int32)
+    blocks = np.random.default_rng(0).permutation(np.asarray(pool.allocate(512)))[:num_blocks].astype(np.int32)
     us = time_graph([lambda: pool.zero_blocks(blocks, stream=stream())])
     return "zero_blocks", f"{num_blocks} blocks of 2 MiB", us, num_blocks * (2 << 20)
 

@@ -476,6 +476,11 @@ class Cache {
   std::vector<uint32_t> order_victims() const;  // indices of the open sequences, best victim first
   void settle_to(Sequence *sequence, int64_t position, int64_t first_new, HashedBlocks *hashed_blocks);
   void settle_new_blocks(Sequence *sequence, int64_t first, int64_t end, const int64_t *tokens, Step *step);
+  // Completed blocks of one step, one of a sequence each: hashed at once, and registered together, when their lines of
+  // the index are there.
+  bool can_put_off(const Sequence &sequence) const;
+  void put_off(Sequence *sequence, int64_t block_index, Step *step);
+  void register_put_off(Step *step);
   void append_tokens(const StepItem &item, const int64_t *tokens, Step *step);
   void write_tokens(Sequence *sequence, int64_t first, int64_t end, const int64_t *tokens, bool registers);
   void finish_call(Sequence *sequence);  // a change is done: serial numbers, statistics
@@ -537,6 +542,7 @@ class Cache {
   uint64_t shared_serial_ = 0;  // when somebody last came to hold blocks that a sequence may be writing
   Step single_;  // for append()
   SettledRun settled_runs_[2];
+  int64_t num_put_off_ = 0;  // blocks of settled_runs_[0] that are to be registered
   std::vector<int32_t> matched_;  // hit blocks of one lookup
   std::unique_ptr<PartialIndex> partial_index_;  // with partial_reuse
   std::vector<Sequence *> found_;      // of a call for many

@@ -121,4 +121,31 @@ void Cache::settle_new_blocks(Sequence *sequence, int64_t first, int64_t end, co
   sequence->settled_length = end * block_size;
 }
 
+bool Cache::can_put_off(const Sequence &sequence) const {
+  return window_ == 0 && partial_index_ == nullptr && !streams_.is_several() && !is_stale(sequence.chain, 0);
+}
+
+void Cache::put_off(Sequence *sequence, int64_t block_index, Step *step) {
+  const int32_t *table = sequence->table.data();
+  const int32_t block = table[block_index];
+  const Hash128 parent = chain_hash(sequence->chain, block_index, previous_hash(*sequence, block_index));
+  const Hash128 hash = hasher_.extend(parent, blocks_.tokens(block));
+  blocks_.prefetch_hash(hash);
+  if (block_index > 0) blocks_.set_child(table[block_index - 1], block);
+  if (num_put_off_ == kSettledRun) register_put_off(step);
+  SettledRun *run = &settled_runs_[0];
+  run->blocks[num_put_off_] = block;
+  run->parents[num_put_off_] = parent;
+  run->hashes[++num_put_off_] = hash;
+  sequence->settled_length = sequence->length;
+}
+
+void Cache::register_put_off(Step *step) {
+  if (num_put_off_ == 0) return;
+  const SettledRun &run = settled_runs_[0];
+  blocks_.set_hashes(run.blocks, run.parents, run.hashes + 1, num_put_off_, false);
+  step->hashed_blocks.append(run.blocks, run.hashes + 1, num_put_off_);
+  num_put_off_ = 0;
+}
+
 }  // namespace pkv

@@ -226,6 +226,7 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
     if (item.count > 0) trim_window(item.sequence);
     if (tokens != nullptr) tokens += item.count;
   }
+  register_put_off(step);
   step->serial = serial_;
   publish();
   return record_ended_streams();
@@ -272,8 +273,15 @@ void Cache::append_tokens(const StepItem &item, const int64_t *tokens, Step *ste
     settle(sequence, first_new, &step->hashed_blocks);
     return;
   }
+  const bool completes_one = block_math_.index_of(end) == block_math_.index_of(item.old_length) + 1;
   const bool is_simple = prefix_caching_ && sequence->chain.regions.empty() && events_ == nullptr &&
                          sequence->exact_length == kMaxLength;
+  if (is_simple && completes_one && block_math_.offset_of(end) == 0 && can_put_off(*sequence)) {
+    write_tokens(sequence, item.old_length, end, tokens, true);
+    put_off(sequence, block_math_.index_of(item.old_length), step);
+    return;
+  }
+  register_put_off(step);
   for (int64_t position = item.old_length; position < end;) {
     int64_t next = std::min(end, (block_math_.index_of(position) + kSettledRun) * block_size);
     const int64_t first = block_math_.index_of(position), last = block_math_.index_of(end);

@@ -2,7 +2,7 @@
 # cython: boundscheck=False, wraparound=False
 """A batch: one step's view of a cache."""
 cimport cython
-from cpython.list cimport PyList_GET_SIZE
+from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.long cimport PyLong_AsLongLongAndOverflow
 from libc.stdint cimport int32_t, uint32_t, uintptr_t
 from libc.stdlib cimport free, realloc
@@ -28,6 +28,15 @@ from pagedkv.abi cimport (
     pkv_batch_destroy, pkv_batch_discard, pkv_batch_get_advanced, pkv_batch_get_device_table, pkv_batch_get_info,
     pkv_batch_get_part, pkv_batch_get_shard_table, pkv_batch_get_table, pkv_batch_options, pkv_batch_prepare,
     pkv_batch_settle, pkv_prepare_options, pkv_status, pkv_stream, pkv_table_memory, pkv_tensor)
+
+cdef extern from *:
+    """
+    static inline void pkv_prefetch(const void *address) { __builtin_prefetch(address); }
+    """
+    void pkv_prefetch(const void *address)
+
+cdef enum:
+    AHEAD = 12  # sequences whose objects are prefetched
 
 cdef dict FORMATS = {"table": PKV_FORMAT_TABLE, "csr": PKV_FORMAT_CSR, "pointers": PKV_FORMAT_POINTERS}
 
@@ -177,6 +186,8 @@ One step's view of a cache, made by Cache.batch(): tables at fixed addresses, re
         cdef Py_ssize_t i = 0
         cdef Sequence sequence
         for item in sequences:
+            if i + AHEAD < PyList_GET_SIZE(sequences):
+                pkv_prefetch(<const void *> PyList_GET_ITEM(sequences, i + AHEAD))
             if not isinstance(item, Sequence):
                 raise InvalidArgumentError(f"sequences[{i}] must be a Sequence, got {describe(item)}")
             sequence = <Sequence> item

@@ -52,8 +52,9 @@ def test_long_runs(device, head_dim, dtype, block_size, order, group, steps, nam
 @pytest.mark.parametrize("names", [(), ("window",), ("softcap", "sinks"), ("scale", "causal", "window")],
                          ids=lambda names: "-".join(names) or "none")
 @pytest.mark.parametrize("head_dim, block_size, order, group, q_dtype", [
-    (128, 16, "token_head", 4, "bfloat16"), (128, 48, "head_token", 1, "float16"), (128, 8, "token_head", 7, "bfloat16"),
-    (64, 128, "head_token", 8, "float16"), (64, 32, "token_head", 2, "bfloat16")])
+    (128, 16, "token_head", 4, "bfloat16"), (128, 48, "head_token", 1, "float16"),
+    (128, 8, "token_head", 7, "bfloat16"), (64, 128, "head_token", 8, "float16"),
+    (64, 32, "token_head", 2, "bfloat16")])
 @pytest.mark.parametrize("dtype", dtypes.QUANTISED)
 def test_long_runs_over_8_bits(device, dtype, head_dim, block_size, order, group, q_dtype, names):
     trial = Trial(device, block_size + group, num_blocks=2560 // block_size + 16, num_kv_heads=2, head_dim=head_dim,
@@ -116,5 +117,14 @@ def test_a_batch_of_prompts_and_decodes(device):
     batch = trial.make_batch()
     sequences = [trial.open()[0] for _ in range(6)]
     for counts in ([400, 300, 0, 0, 90, 30], [1, 1, 600, 0, 1, 1], [1, 100, 1, 700, 0, 1]):
+        work = [(tracked, trial.random_tokens(count)) for tracked, count in zip(sequences, counts)]
+        trial.step(batch, work, num_heads=8, q_dtype="bfloat16")
+
+
+def test_a_chunk_among_many_decodes(device):
+    trial = make_trial(device, 13, num_blocks_of_16=300, num_kv_heads=2, head_dim=128, dtype="bfloat16", block_size=16)
+    batch = trial.make_batch(max_sequences=41)
+    sequences = [trial.open()[0] for _ in range(41)]
+    for counts in ([60 + i for i in range(41)], [1] * 40 + [100], [100] + [1] * 40):
         work = [(tracked, trial.random_tokens(count)) for tracked, count in zip(sequences, counts)]
         trial.step(batch, work, num_heads=8, q_dtype="bfloat16")

@@ -13,8 +13,6 @@ constexpr int64_t kFewTiles = 3, kEnoughParts = 4;
 // longer than so many times what each multiprocessor gets.
 constexpr int64_t kMostImbalance = 3;
 constexpr int64_t kShortLen = 1024;  // of any tile of this length
-// Sequences of fewer tokens than this part of a tile leave most of it empty.
-constexpr int64_t kLeastShare = 8;
 
 template <pkv_dtype kDtype>
 Status launch_head_dim(const AttendParams &params, const AttendDevice &device, const PrefillPlan &plan,
@@ -74,7 +72,6 @@ bool plan_prefill(const AttendParams &params, const AttendDevice &device, Prefil
   // Where K and V differ in their head dims there is no other kernel with tensor cores.
   const bool has_choice = params.kv.head_dim == params.kv.v_head_dim;
   if (has_choice && tables.max_query_len * group <= kPrefillRows / 2) return false;
-  if (has_choice && tables.num_tokens * kLeastShare < tables.num_sequences * tile_tokens) return false;
   const int64_t num_processors = device.num_processors;
   int64_t num_splits = 1;
   if (num_works < kFewTiles * num_processors) {
