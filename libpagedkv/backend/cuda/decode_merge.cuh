@@ -13,37 +13,36 @@ __device__ inline const float *find_part(const char *planes, int slot) {
                                                        : planes + slot / 2 * Traits::kRingBytes);
 }
 
-// A thread merges four dims of a row of the parts that the thread block has, and writes them, or a part to the
-// workspace.
+// A warp merges the parts of a row that the thread block has, and writes it, or a part of it to the workspace.
 template <class Traits>
 __device__ inline void merge_slots(const AttendParams &p, const DecodeSlot &slot, uint32_t members, int32_t row,
-                                   int32_t dim, bool is_whole, const char *planes, float *part) {
+                                   bool is_whole, const char *planes, float *part) {
   constexpr int kSlots = 2 * Traits::kWarps;
+  const int lane = threadIdx.x % 32;
+  const bool has_dims = lane * 4 < Traits::kDim;
   const auto row_of = [&](int index) { return find_part<Traits>(planes, index) + row * Traits::kPartStride; };
-  float largest = kLowest;
-#pragma unroll 4
+  float2 state = {kLowest, 0.0f};  // maximum and sum: a slot a lane
+  if ((members >> lane & 1) != 0) state = *reinterpret_cast<const float2 *>(row_of(lane) + Traits::kDim);
+  float4 values[kSlots];
+#pragma unroll
   for (int i = 0; i < kSlots; ++i) {
-    if ((members >> i & 1) != 0) largest = fmaxf(largest, row_of(i)[Traits::kDim]);
+    values[i] = {0.0f, 0.0f, 0.0f, 0.0f};
+    if (has_dims && (members >> i & 1) != 0) values[i] = *reinterpret_cast<const float4 *>(row_of(i) + lane * 4);
   }
-  float sum = 0.0f;
+  const float largest = max_warp(state.x), weight = raise_two(state.x - largest);
+  const float sum = add_warp(weight * state.y);
   float4 total = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll 4
-  for (int i = 0; i < kSlots; ++i) {
-    if ((members >> i & 1) == 0) continue;
-    const float2 state = *reinterpret_cast<const float2 *>(row_of(i) + Traits::kDim);  // maximum, sum
-    const float weight = raise_two(state.x - largest);
-    sum += weight * state.y;
-    add_share(&total, weight, *reinterpret_cast<const float4 *>(row_of(i) + dim));
-  }
+#pragma unroll
+  for (int i = 0; i < kSlots; ++i) add_share(&total, __shfl_sync(0xffffffffu, weight, i), values[i]);
   if (is_whole) {
     int64_t offset;
-    const float factor = finish_decode_row(p, slot.first_token, row, true, slot.kv_head, slot.value_scale,
-                                           largest, sum, dim == 0, &offset);
-    write_dims<typename Traits::T>(p, offset + dim, total, factor);
+    const float factor = finish_decode_row(p, slot.first_token, row, true, slot.kv_head, slot.value_scale, largest, sum,
+                                           lane == 0, &offset);
+    if (has_dims) write_dims<typename Traits::T>(p, offset + lane * 4, total, factor);
   } else {
     float *const row_part = part + row * Traits::kPartStride;
-    *reinterpret_cast<float4 *>(row_part + dim) = total;
-    if (dim == 0) *reinterpret_cast<float2 *>(row_part + Traits::kDim) = {largest, sum};
+    if (has_dims) *reinterpret_cast<float4 *>(row_part + lane * 4) = total;
+    if (lane == 0) *reinterpret_cast<float2 *>(row_part + Traits::kDim) = {largest, sum};
   }
 }
 
@@ -170,8 +169,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
     const bool comes = slot.first_unit < begin, leaves = slot.first_unit + slot.num_units > end;
 #pragma unroll 1
     for (int32_t row = 0; row < slot.num_rows; ++row) {
-      if (task++ % Traits::kWarps != warp || lane * 4 >= Traits::kDim) continue;
-      merge_slots<Traits>(p, slot, members, row, lane * 4, !comes && !leaves, planes,
+      if (task++ % Traits::kWarps != warp) continue;
+      merge_slots<Traits>(p, slot, members, row, !comes && !leaves, planes,
                           parts + (comes ? 0 : Traits::kPartFloats));
     }
   }
