@@ -86,9 +86,11 @@ def gpu(device, request):
         seq.close()  # before its stream is destroyed
     warm.stall(0)
     warm.go_on()
+    warm.cache.close()
     made = Device(cupy, 16, request.param)
     yield made
     made.go_on()
+    made.cache.close()  # before its streams: a sequence that the garbage collector closes later still names one
 
 
 def wait_until_done(gpu, i):

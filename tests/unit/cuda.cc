@@ -188,7 +188,7 @@ TEST_CASE("copy_blocks copies whole blocks and nothing else") {
           expected[destinations.back() * block_bytes + j] = expected[sources.back() * block_bytes + j];
         }
       }
-      const CopyBlocksParams params = {pool.memory.base, block_bytes, sources.data(), destinations.data(), count};
+      const CopyBlocksParams params = {pool.memory.base, block_bytes, sources.data(), destinations.data(), count, false};
       REQUIRE(backend->copy_blocks(params, nullptr) == PKV_OK);
       REQUIRE(cudaMemcpy(actual.data(), pool.memory.base, bytes, cudaMemcpyDeviceToHost) == cudaSuccess);
       CHECK(actual == expected);
