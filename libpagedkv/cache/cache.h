@@ -305,7 +305,7 @@ class Cache {
     }
   }
   bool completes_block(const Sequence &sequence, int64_t count) const {
-    return block_math_.offset_of(sequence.length) + count >= layout_.block_size();
+    return count >= layout_.block_size() - block_math_.offset_of(sequence.length);  // count may be anything
   }
   bool is_own_tail(const Sequence &sequence) const;  // what has_own_tail promises
   // Whether its last token's block is known to be its own, without hash, so that the next token may go there.
