@@ -10,17 +10,15 @@ mask; write_kv the bytes read and written. Outputs of both are compared: more th
 Head dimension 128, blocks of 16 tokens, bfloat16 queries.
 """
 
-import argparse
 import datetime
 import json
-import pathlib
 import random
 import statistics
 import sys
 
 import numpy as np
 import torch
-from replay_traces import ROOT, find_commit
+from replay_traces import ROOT, find_commit, make_parser
 
 import pagedkv
 
@@ -59,10 +57,8 @@ extern "C" __global__ void __launch_bounds__(512) read_all(const uint4 *data, lo
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, "cuda-kernels")
     parser.add_argument("--quick", action="store_true", help="fewer cases")
-    parser.add_argument("--commit", help="what is measured, where this is no repository")
-    parser.add_argument("--output", type=pathlib.Path, help="default: benchmarks/results/cuda-kernels-DATE.json")
     arguments = parser.parse_args()
     date = datetime.date.today().isoformat()
     report = {"date": date, "version": pagedkv.version(), "commit": arguments.commit or find_commit(),

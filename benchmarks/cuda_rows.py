@@ -9,10 +9,8 @@ at a time.
 Head dimension 128, 8 KV heads, blocks of 16 tokens in random order, bfloat16 given.
 """
 
-import argparse
 import datetime
 import json
-import pathlib
 import statistics
 import sys
 
@@ -20,7 +18,7 @@ import cupy
 import numpy as np
 import torch
 from cuda_kernels import HEAD_DIM, NUM_REPLAYS, Case, stream, time_graph
-from replay_traces import ROOT, find_commit
+from replay_traces import ROOT, find_commit, make_parser
 
 import pagedkv
 
@@ -42,10 +40,7 @@ extern "C" __global__ void __launch_bounds__(256) copy_all(const uint4 *from, ui
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--commit", help="what is measured, where this is no repository")
-    parser.add_argument("--output", type=pathlib.Path, help="default: benchmarks/results/cuda-rows-DATE.json")
-    arguments = parser.parse_args()
+    arguments = make_parser(__doc__, "cuda-rows").parse_args()
     date = datetime.date.today().isoformat()
     ceiling = measure_copying()
     report = {"date": date, "version": pagedkv.version(), "commit": arguments.commit or find_commit(),

@@ -11,17 +11,15 @@ sends to the device in a step: the mean, and the largest.
 Without a GPU prepare is measured alone, on the host backend, which sends nothing.
 """
 
-import argparse
 import datetime
 import gc
 import json
-import pathlib
 import statistics
 import sys
 import time
 
 import numpy as np
-from replay_traces import ROOT, describe_machine, find_commit
+from replay_traces import ROOT, describe_machine, find_commit, make_parser
 
 import pagedkv
 
@@ -33,10 +31,7 @@ clock = time.perf_counter_ns
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--commit", help="what is measured, where this is no repository")
-    parser.add_argument("--output", type=pathlib.Path, help="default: benchmarks/results/prepare-beside-plan-DATE.json")
-    arguments = parser.parse_args()
+    arguments = make_parser(__doc__, "prepare-beside-plan").parse_args()
     date = datetime.date.today().isoformat()
     is_host = not pagedkv.cuda_info()["is_usable"]
     engines = {name: Steps("host" if is_host else "cuda", formats) for name, formats in FORMATS.items()}

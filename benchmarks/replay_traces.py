@@ -108,6 +108,14 @@ def describe_machine():
             "system": f"{kernel.sysname} {kernel.machine}", "python": sys.version.split()[0]}
 
 
+def make_parser(description, name):
+    """The options of a benchmark that records NAME-DATE.json, on a machine that may have no repository."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--commit", help="what is measured, where this is no repository")
+    parser.add_argument("--output", type=pathlib.Path, help=f"default: benchmarks/results/{name}-DATE.json")
+    return parser
+
+
 def find_commit():
     """The commit of this checkout, with a + if what is installed may differ from it."""
     def git(*words):

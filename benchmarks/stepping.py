@@ -13,17 +13,15 @@ also writes and attends over --layers layers (32) of 8 KV heads, 32 query heads,
 replay for each step, against replays alone of a graph that advances too. The clock stops when the device is done.
 """
 
-import argparse
 import datetime
 import gc
 import json
-import pathlib
 import statistics
 import sys
 import time
 
 import numpy as np
-from replay_traces import ROOT, describe_machine, find_commit
+from replay_traces import ROOT, describe_machine, find_commit, make_parser
 
 import pagedkv
 
@@ -34,12 +32,10 @@ clock = time.perf_counter_ns
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, "stepping")
     parser.add_argument("--device", default="auto", help="default: CUDA where it works, else the host")
     parser.add_argument("--layers", type=int, help="to write and attend in each step; default 32 on CUDA, 0 on the host")
     parser.add_argument("--steps-ahead", type=int, default=64, help="default %(default)s")
-    parser.add_argument("--commit", help="what is measured, where this is no repository")
-    parser.add_argument("--output", type=pathlib.Path, help="default: benchmarks/results/stepping-DATE.json")
     arguments = parser.parse_args()
     rows = []
     for count in NUM_SEQUENCES:

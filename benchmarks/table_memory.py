@@ -8,16 +8,14 @@ up to date on the device, and that of attend over layers that are together large
 without one it says so, and writes the host's times of prepare alone.
 """
 
-import argparse
 import datetime
 import json
-import pathlib
 import statistics
 import sys
 import time
 
 import numpy as np
-from replay_traces import ROOT, describe_machine, find_commit
+from replay_traces import ROOT, describe_machine, find_commit, make_parser
 
 import pagedkv
 
@@ -31,10 +29,7 @@ clock = time.perf_counter_ns
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--commit", help="what is measured, where this is no repository")
-    parser.add_argument("--output", type=pathlib.Path, help="default: benchmarks/results/table-memory-DATE.json")
-    arguments = parser.parse_args()
+    arguments = make_parser(__doc__, "table-memory").parse_args()
     date = datetime.date.today().isoformat()
     info = pagedkv.cuda_info()
     if not info["is_usable"]:

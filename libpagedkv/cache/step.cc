@@ -273,10 +273,10 @@ void Cache::append_tokens(const StepItem &item, const int64_t *tokens, Step *ste
     settle(sequence, first_new, &step->hashed_blocks);
     return;
   }
-  const bool completes_one = block_math_.index_of(end) == block_math_.index_of(item.old_length) + 1;
+  const bool completes_one = end == (block_math_.index_of(item.old_length) + 1) * block_size;
   const bool is_simple = prefix_caching_ && sequence->chain.regions.empty() && events_ == nullptr &&
                          sequence->exact_length == kMaxLength;
-  if (is_simple && completes_one && block_math_.offset_of(end) == 0 && can_put_off(*sequence)) {
+  if (is_simple && completes_one && can_put_off(*sequence)) {
     write_tokens(sequence, item.old_length, end, tokens, true);
     put_off(sequence, block_math_.index_of(item.old_length), step);
     return;

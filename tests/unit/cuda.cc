@@ -29,25 +29,18 @@ Backend *open_first() {
   return backend;
 }
 
-// Memory of a device for the length of a test.
-struct Memory {
+// Memory for the length of a test.
+template <auto kAllocate, auto kRelease>
+struct Held {
   Backend *backend;
   DeviceMemory memory;
-  Memory(Backend *backend, uint64_t bytes) : backend(backend) {
-    REQUIRE(backend->allocate_memory(bytes, &memory) == PKV_OK);
+  Held(Backend *backend, uint64_t bytes) : backend(backend) {
+    REQUIRE((backend->*kAllocate)(bytes, &memory) == PKV_OK);
   }
-  ~Memory() { backend->release_memory(&memory); }
+  ~Held() { (backend->*kRelease)(&memory); }
 };
-
-// The same of the host.
-struct Pinned {
-  Backend *backend;
-  DeviceMemory memory;
-  Pinned(Backend *backend, uint64_t bytes) : backend(backend) {
-    REQUIRE(backend->allocate_pinned(bytes, &memory) == PKV_OK);
-  }
-  ~Pinned() { backend->release_pinned(&memory); }
-};
+using Memory = Held<&Backend::allocate_memory, &Backend::release_memory>;  // of the device
+using Pinned = Held<&Backend::allocate_pinned, &Backend::release_pinned>;  // of the host
 
 }  // namespace
 

@@ -50,18 +50,13 @@ bool is_decode(const AttendParams &params, const AttendDevice &device) {
   const PagedKv &kv = params.kv;
   const StepTables &tables = params.tables;
   const int64_t num_rows = tables.max_query_len * (params.num_heads / kv.num_kv_heads);
-  const uint64_t first = reinterpret_cast<uintptr_t>(kv.base);
-  const uint64_t bytes = static_cast<uint64_t>(dtype_bytes(kv.dtype));
   const int64_t most_tiles = tables.table_stride * kv.block_size / kLeastDecodeTile + 1;
   return device.has_hopper && !params.is_invariant && params.tree_mask == nullptr && params.alibi_slopes == nullptr &&
          kv.kv_scales != PKV_SCALES_PER_TOKEN_HEAD && num_rows <= kMaxDecodeRows &&
          (kv.block_size & (kv.block_size - 1)) == 0 && (kv.head_dim == 64 || kv.head_dim == 128) &&
-         kv.block_size * kv.head_dim * bytes >= kLeastBoxBytes &&
+         kv.block_size * kv.head_dim * static_cast<uint64_t>(dtype_bytes(kv.dtype)) >= kLeastBoxBytes &&
          tables.num_sequences <= kMaxDecodeSequences &&
-         most_tiles <= INT32_MAX / std::max<int64_t>(tables.num_sequences * kv.num_kv_heads, 1) &&
-         (first + kv.k_offset) % 16 == 0 && (first + kv.v_offset) % 16 == 0 && is_box_stride(kv.block_bytes) &&
-         is_box_stride(static_cast<uint64_t>(kv.k_token_stride) * bytes) &&
-         is_box_stride(static_cast<uint64_t>(kv.k_head_stride) * bytes);
+         most_tiles <= INT32_MAX / std::max<int64_t>(tables.num_sequences * kv.num_kv_heads, 1) && can_walk(kv);
 }
 
 template <pkv_dtype kQuery>

@@ -32,13 +32,6 @@ struct DecodeSlot {
   float value_scale;
 };
 
-// 2^value; what would be subnormal becomes 0.
-__device__ inline float raise_two(float value) {
-  float result;
-  asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(result) : "f"(value));
-  return result;
-}
-
 // cap * tanh(score / cap) in base 2, without a branch.
 __device__ inline float cap_score(float score, float cap) {
   const float power = raise_two(__fdividef(score, cap) * (2.0f * kLog2E));

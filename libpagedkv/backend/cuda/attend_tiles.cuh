@@ -14,6 +14,13 @@ constexpr int kAttendThreads = 32 * kWarps;
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 
+// 2^value; what would be subnormal becomes 0.
+__device__ inline float raise_two(float value) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(result) : "f"(value));
+  return result;
+}
+
 // What a launch adds to the parameters.
 struct AttendLaunch {
   int32_t num_splits;

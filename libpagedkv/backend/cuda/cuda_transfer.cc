@@ -4,6 +4,7 @@
 
 #include "backend/cuda/cuda_status.h"
 #include "backend/cuda/device_context.h"
+#include "backend/cuda/driver_function.h"
 #include "backend/cuda/kernels.h"
 
 namespace pkv {
@@ -21,14 +22,8 @@ using BatchedCopy = CUresult(CUDAAPI *)(CUdeviceptr *destinations, CUdeviceptr *
                                         size_t num_attributes, size_t *fail_index, CUstream stream);
 
 BatchedCopy find_batched_copy() {
-  void *address = nullptr;
-  cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
-  if (cudaGetDriverEntryPointByVersion("cuMemcpyBatchAsync", &address, 12080, cudaEnableDefault, &result) !=
-      cudaSuccess) {
-    cudaGetLastError();
-    return nullptr;
-  }
-  return result == cudaDriverEntryPointSuccess ? reinterpret_cast<BatchedCopy>(address) : nullptr;
+  BatchedCopy copy = nullptr;
+  return find_driver_function("cuMemcpyBatchAsync", 12080, &copy) ? copy : nullptr;
 }
 
 // Null where the driver is older.

@@ -193,7 +193,7 @@ class PrefillConsumer {
       const float inner = 2.0f * kLog2E * score_scale() / p_.softcap;
 #pragma unroll
       for (int i = 0; i < kScores; ++i) {
-        scores[i] = p_.softcap - 2.0f * p_.softcap * __fdividef(1.0f, 1.0f + exp2_fast(scores[i] * inner));
+        scores[i] = p_.softcap - 2.0f * p_.softcap * __fdividef(1.0f, 1.0f + raise_two(scores[i] * inner));
       }
     }
     if (Traits::kIsWidened && !(p_.softcap > 0.0f) && is_scaled_first()) {
@@ -255,7 +255,7 @@ class PrefillConsumer {
       most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
       most = fmaxf(most, largest_[row]);
       const float base = most == -INFINITY ? 0.0f : most * scale_log2_;
-      shrink_[row] = exp2_fast(largest_[row] * scale_log2_ - base);
+      shrink_[row] = raise_two(largest_[row] * scale_log2_ - base);
       largest_[row] = most;
       float sum = 0.0f;
 #pragma unroll
@@ -263,18 +263,12 @@ class PrefillConsumer {
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
           float &score = scores[i + 2 * row + j];
-          score = exp2_fast(fmaf(score, scale_log2_, -base));
+          score = raise_two(fmaf(score, scale_log2_, -base));
           sum += score;
         }
       }
       sum_[row] = sum_[row] * shrink_[row] + sum;
     }
-  }
-
-  __device__ static float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
   }
 
   __device__ static void pack(const float (&scores)[kScores], uint32_t (&weights)[kKeySteps][4]) {

@@ -54,21 +54,10 @@ Status make_cache_map(const AttendParams &params, const PrefillPlan &plan, bool 
 }
 
 bool can_map(const AttendParams &params) {
-  const PagedKv &kv = params.kv;
-  const uint64_t element = dtype_bytes(kv.dtype);
   const auto is_multiple = [](const void *address) { return reinterpret_cast<uintptr_t>(address) % 16 == 0; };
-  if (!is_multiple(params.q) || !is_multiple(params.out) || params.out_token_stride % 8 != 0 ||
-      params.out_head_stride % 8 != 0 || !is_box_stride(kv.block_bytes)) {
-    return false;
-  }
-  for (const uint64_t offset : {kv.k_offset, kv.v_offset}) {
-    if (!is_multiple(static_cast<const char *>(kv.base) + offset)) return false;
-  }
-  for (const int64_t stride : {kv.k_token_stride, kv.k_head_stride, kv.v_token_stride, kv.v_head_stride}) {
-    if (!is_box_stride(static_cast<uint64_t>(stride) * element)) return false;
-  }
-  return is_box_stride(static_cast<uint64_t>(params.q_token_stride) * 2) &&
-         is_box_stride(static_cast<uint64_t>(params.q_head_stride) * 2);
+  return is_multiple(params.q) && is_multiple(params.out) && params.out_token_stride % 8 == 0 &&
+         params.out_head_stride % 8 == 0 && is_box_stride(static_cast<uint64_t>(params.q_token_stride) * 2) &&
+         is_box_stride(static_cast<uint64_t>(params.q_head_stride) * 2) && can_walk(params.kv);
 }
 
 }  // namespace pkv

@@ -2,6 +2,8 @@
 #pragma once
 
 #include "backend/cuda/driver_function.h"
+#include "backend/params.h"
+#include "base/dtype.h"
 
 namespace pkv {
 
@@ -37,5 +39,17 @@ Status make_map(CUtensorMapDataType dtype, const void *base, const cuuint64_t (&
 
 // Whether a copy of boxes can walk a dimension with this stride.
 inline bool is_box_stride(uint64_t bytes) { return bytes > 0 && bytes % 16 == 0 && bytes < uint64_t{1} << 40; }
+
+// Whether one can walk all dimensions of K and V.
+inline bool can_walk(const PagedKv &kv) {
+  const uint64_t element = dtype_bytes(kv.dtype);
+  for (const uint64_t offset : {kv.k_offset, kv.v_offset}) {
+    if ((reinterpret_cast<uintptr_t>(kv.base) + offset) % 16 != 0) return false;
+  }
+  for (const int64_t stride : {kv.k_token_stride, kv.k_head_stride, kv.v_token_stride, kv.v_head_stride}) {
+    if (!is_box_stride(static_cast<uint64_t>(stride) * element)) return false;
+  }
+  return is_box_stride(kv.block_bytes);
+}
 
 }  // namespace pkv
