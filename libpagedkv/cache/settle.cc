@@ -1,5 +1,6 @@
 // Settling: tokens that are known and certain, and the hashes of the blocks that they complete.
 #include <algorithm>
+#include <cassert>
 
 #include "cache/cache.h"
 
@@ -27,6 +28,7 @@ void Cache::settle_to(Sequence *sequence, int64_t position, int64_t first_new,
   const int64_t end = block_math_.index_of(std::min(position, sequence->exact_length));
   sequence->settled_length = position;
   if (!prefix_caching_ || first >= end) return;
+  assert(num_put_off_ == 0);  // they are in the run that this takes
   const int32_t *table = sequence->table.data();
   const Chain &chain = sequence->chain;
   const int64_t first_reported = hashed_blocks == nullptr ? end : block_math_.index_of(first_new);

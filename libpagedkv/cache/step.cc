@@ -270,6 +270,7 @@ void Cache::append_tokens(const StepItem &item, const int64_t *tokens, Step *ste
   }
   if (!step->are_tokens_known || !step->registers || item.old_settled_length < item.old_length) {
     write_tokens(sequence, item.old_length, end, tokens, step->registers);
+    register_put_off(step);
     settle(sequence, first_new, &step->hashed_blocks);
     return;
   }

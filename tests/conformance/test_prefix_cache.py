@@ -157,6 +157,21 @@ def test_rejected_drafts_are_never_found(device):
     assert count_hit(cache, [0, 1, 2, 3, 4, 5, 99, 98, 97]) == 4
 
 
+def test_tokens_that_a_fork_committed_are_settled_beside_a_full_block(device):
+    cache = make_cache(device, 8)
+    parent = cache.open(ids([]))
+    parent.append([-1, -1])
+    child = parent.fork()
+    parent.commit([20, 21])  # the child, which shares the row, is settled by its next step
+    parent.close()
+    other = open_with(cache, [10, 11, 12])
+    cache.batch(max_sequences=2, max_tokens=8).prepare([other, child], [1, 4], [13, 22, 23, 24, 25])
+    assert (other.settled_length, child.settled_length) == (4, 6)
+    assert count_hit(cache, [10, 11, 12, 13, 0]) == 4
+    assert count_hit(cache, [20, 21, 22, 23, 24]) == 4
+    cache.check()
+
+
 def test_commit_of_nothing_open(device):
     cache = make_cache(device, 8)
     seq = open_with(cache, range(4))
