@@ -7,7 +7,12 @@
 // AES of each pair of tokens, whitened by a key of its own; two unequal blocks meet with a probability below 2^-113
 // (Keliher and Sui 2007 bound the differentials of four rounds by 1.9 * 2^-114). Elsewhere: NH (UMAC, RFC 4418: a sum
 // of products of keyed words), twice, under shifted keys. The chain is a keyed folded multiplication in each of two
-// lanes. Immutable after construction: any thread may use it.
+// lanes.
+//
+// The blocks of a chain are hashed in pairs: the second one of a pair takes over the 32 high bits of `low` from the first,
+// so that what is looked up by them is found in one place; bit 0 of `low` is set in it. That leaves it 95 bits of its own.
+//
+// Immutable after construction: any thread may use it.
 #pragma once
 
 #include <cstdint>
@@ -56,9 +61,17 @@ class BlockHasher {
   // Whether rows are written past the caches: then to prefetch them is in vain.
   bool streams_rows() const { return store_ != store_by_digest; }
   Hash128 chain(const Hash128 &parent, const Hash128 &digest) const {
-    return {fold(static_cast<uint128_t>(parent.low) * chain_key_[4]) + digest.low,
+    return chain(parent, digest, inherited_bits(parent));
+  }
+  // The same, where it is known which bits of `low` follow from the parent's: bit 0, the opposite, and of the second of a
+  // pair the high ones. For the next block they are these ^ kPairBits.
+  Hash128 chain(const Hash128 &parent, const Hash128 &digest, uint64_t inherited) const {
+    const uint64_t own = fold(static_cast<uint128_t>(parent.low) * chain_key_[4]) + digest.low;
+    return {own ^ ((own ^ parent.low ^ 1) & inherited),
             fold(static_cast<uint128_t>(parent.high) * chain_key_[5]) + digest.high};
   }
+  static uint64_t inherited_bits(const Hash128 &parent) { return 1 | (kPairBits & ((parent.low & 1) - 1)); }
+  static constexpr uint64_t kPairBits = 0xffffffff00000000u;
 
  private:
   Hash128 mix_root(const Hash128 &root) const;

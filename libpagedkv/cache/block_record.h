@@ -12,8 +12,8 @@ constexpr uint32_t kNoNamespace = UINT32_MAX;
 constexpr uint8_t kUnqueued = 255;
 
 struct alignas(kCacheLineBytes) BlockRecord {
-  Hash128 hash;    // if is_hashed
   Hash128 parent;  // if is_hashed: what the hash extends, the keys of namespaces included
+  Hash128 hash;    // if is_hashed
   int32_t holders = 0;
   int32_t previous = kNoBlock, next = kNoBlock;  // in its eviction queue, or among the duplicates if it is one
   int32_t duplicates = kNoBlock;                 // first duplicate, if registered

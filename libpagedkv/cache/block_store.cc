@@ -11,7 +11,7 @@ namespace {
 
 // Victims are unlinked a few at a time and finished some later, so that what they need is asked for evenly: loads that
 // are asked for by many at once wait for each other, and the processor with them.
-constexpr int64_t kEvictionRun = 4, kEvictionLag = 16;
+constexpr int64_t kEvictionRun = 8, kEvictionLag = 16;
 constexpr int64_t kFreedTogether = 64;  // of the blocks that are evicted for the pool
 constexpr int64_t kReleasedAhead = 32;  // blocks prefetched before they are released
 
@@ -67,14 +67,10 @@ void BlockStore::take(int64_t count, int32_t *out_blocks, uint32_t namespace_ind
     (void)status;
     num_uncached_ -= num_ready;
   }
-  evict_victims(count - num_ready, out_blocks + num_ready);
+  evict_victims(count - num_ready, out_blocks + num_ready, 1, namespace_index);
   BlockRecord *const records = records_.data();
   for (int64_t i = 0; i < num_ready; ++i) {
     if (i + 8 < num_ready) prefetch_block(out_blocks[i + 8]);
-    records[out_blocks[i]].holders = 1;
-    records[out_blocks[i]].namespace_index = namespace_index;
-  }
-  for (int64_t i = num_ready; i < count; ++i) {  // just evicted
     records[out_blocks[i]].holders = 1;
     records[out_blocks[i]].namespace_index = namespace_index;
   }
@@ -242,31 +238,35 @@ void BlockStore::register_new(int32_t previous, const int32_t *blocks, const Has
                               bool is_stale) {
   BlockRecord *const records = records_.data();
   uint32_t *const last_uses = last_uses_.data();
-  const uint32_t first_clock = clock_;
-  int64_t num_registered = 0;
+  uint32_t clock = clock_;
   set_child(previous, blocks[0]);
   for (int64_t i = 0; i < count; ++i) {
-    const int32_t block = blocks[i];
-    BlockRecord &record = records[block];
+    BlockRecord &record = records[blocks[i]];
     assert(!record.is_hashed && record.holders == 1);
-    record.hash = hashes[i + 1];
     record.parent = hashes[i];
+    record.hash = hashes[i + 1];
     record.child = i + 1 < count ? blocks[i + 1] : kNoBlock;
-    record.is_hashed = true;
+    record.is_hashed = record.is_registered = true;
     record.is_stale = is_stale;
-    record.is_registered = true;
-    if (!index_.insert_if_new(hashes[i + 1], block)) {
-      const int32_t twin = find_twin_or_insert(hashes[i + 1], block);
-      if (twin != kNoBlock) {
-        record.is_registered = false;
-        add_duplicate(twin, block);
-        continue;
-      }
-    }
-    last_uses[block] = first_clock + static_cast<uint32_t>(++num_registered);
   }
-  clock_ = first_clock + static_cast<uint32_t>(num_registered);
-  registrations_ += num_registered;
+  for (int64_t i = 0; i < count;) {
+    if (i + 1 < count && PrefixIndex::is_pair(hashes[i + 1], hashes[i + 2]) &&
+        index_.insert_pair_if_new(hashes + i + 1, blocks + i)) {
+      last_uses[blocks[i++]] = ++clock;
+      last_uses[blocks[i++]] = ++clock;
+      continue;
+    }
+    const int32_t block = blocks[i++];
+    const int32_t twin = index_.insert_if_new(hashes[i], block) ? kNoBlock : find_twin_or_insert(hashes[i], block);
+    if (twin == kNoBlock) {
+      last_uses[block] = ++clock;
+    } else {
+      records[block].is_registered = false;
+      add_duplicate(twin, block);
+    }
+  }
+  registrations_ += clock - clock_;
+  clock_ = clock;
 }
 
 // The registered block that is like this one; without one it is entered itself.
@@ -347,7 +347,7 @@ void BlockStore::evict_until(int64_t count) {
   while (num_uncached_ < count) {
     int32_t blocks[kFreedTogether];
     const int64_t num_blocks = std::min(count - num_uncached_, kFreedTogether);
-    evict_victims(num_blocks, blocks);
+    evict_victims(num_blocks, blocks, 0, kNoNamespace);
     free_to_pool(blocks, num_blocks);
   }
 }
@@ -406,7 +406,7 @@ void BlockStore::evict_owned(uint32_t namespace_index, int64_t count) {
       }
     }
     eviction_.forget(lowest, retention_.level_of(lowest));
-    finish_evictions(&lowest, 1, 1);
+    finish_evictions(&lowest, 1, 1, 0, kNoNamespace);
     free_to_pool(&lowest, 1);
   }
   if (tier_ != nullptr) tier_->flush();  // what does not get there is not found there
@@ -470,30 +470,47 @@ void BlockStore::forget(int32_t block) {
   retention_.forget(block);
 }
 
-// Of cached blocks that are queued no more: leaves them owned in the pool, with neither holder nor hash. blocks:
-// [num_known], of which the first `count` are finished and the others follow.
-void BlockStore::finish_evictions(const int32_t *blocks, int64_t count, int64_t num_known) {
+// Of cached blocks that are queued no more: leaves them owned in the pool without a hash, with this many holders, for a
+// namespace. blocks: [num_known], of which the first `count` are finished and the others follow.
+void BlockStore::finish_evictions(const int32_t *blocks, int64_t count, int64_t num_known, int32_t holders,
+                                  uint32_t namespace_index) {
   if (tier_ != nullptr) offer_to_tier(blocks, count);
-  OwnerOfRun owner_of_run(&namespaces_);
-  const bool tells = events_ != nullptr;
+  BlockRecord *const records = records_.data();
+  const bool tells = events_ != nullptr, has_retention = retention_.is_used();
+  NamespaceRecord *owner = nullptr;
+  uint32_t owner_index = kNoNamespace;
+  int64_t first_of_owner = 0;
+  const auto change_owner_of_run = [&](int64_t i) {
+    if (owner != nullptr) {
+      owner->cached -= i - first_of_owner;
+      owner->evictions += i - first_of_owner;
+    }
+    first_of_owner = i;
+  };
   for (int64_t i = 0; i < count; ++i) {
     const int32_t block = blocks[i];
-    BlockRecord &record = records_[block];
-    if (i + kEvictionLag < num_known) prefetch_hash(records_[blocks[i + kEvictionLag]].hash);
-    NamespaceRecord *owner = owner_of_run.of(record);
-    --owner->cached;
-    ++owner->evictions;
+    BlockRecord &record = records[block];
+    if (i + kEvictionLag < num_known) prefetch_hash(records[blocks[i + kEvictionLag]].hash);
+    if (record.namespace_index != owner_index) {
+      change_owner_of_run(i);
+      owner_index = record.namespace_index;
+      owner = &namespaces_.change(owner_index);
+    }
     if (owner->quota != 0) remove_owned(owner, block);
-    record.is_hashed = false;
-    unregister(block, tells);
-    forget(block);
+    record.is_hashed = record.is_registered = false;
+    if (tells || record.duplicates != kNoBlock) pass_on(block, tells);
+    if (has_retention) retention_.forget(block);
+    record.holders = holders;
+    record.namespace_index = namespace_index;
   }
+  change_owner_of_run(count);
+  index_.erase_run(blocks, count, [records](int32_t block) -> const Hash128 & { return records[block].hash; });
   num_cached_ -= count;
   evictions_ += count;
 }
 
-// count <= num_cached().
-void BlockStore::evict_victims(int64_t count, int32_t *out_blocks) {
+// count <= num_cached(). What becomes of them: as of finish_evictions.
+void BlockStore::evict_victims(int64_t count, int32_t *out_blocks, int32_t holders, uint32_t namespace_index) {
   int64_t num_popped = 0;
   for (int64_t num_finished = 0; num_finished < count;) {
     const int64_t num_ahead = std::min(count, num_finished + kEvictionRun + kEvictionLag);
@@ -504,7 +521,7 @@ void BlockStore::evict_victims(int64_t count, int32_t *out_blocks) {
       for (int64_t i = 0; i < std::min(num_popped, kEvictionLag); ++i) prefetch_hash(records_[out_blocks[i]].hash);
     }
     const int64_t run = std::min(count - num_finished, kEvictionRun);
-    finish_evictions(out_blocks + num_finished, run, num_popped - num_finished);
+    finish_evictions(out_blocks + num_finished, run, num_popped - num_finished, holders, namespace_index);
     num_finished += run;
   }
   if (tier_ != nullptr) tier_->flush();  // what does not get there is not found there

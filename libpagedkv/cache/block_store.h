@@ -216,8 +216,9 @@ class BlockStore {
   void add_duplicate(int32_t twin, int32_t block);
   void forget(int32_t block);
   uint64_t namespace_id(int32_t block) const { return namespaces_[records_[block].namespace_index].id; }
-  void finish_evictions(const int32_t *blocks, int64_t count, int64_t num_known);
-  void evict_victims(int64_t count, int32_t *out_blocks);
+  void finish_evictions(const int32_t *blocks, int64_t count, int64_t num_known, int32_t holders,
+                        uint32_t namespace_index);
+  void evict_victims(int64_t count, int32_t *out_blocks, int32_t holders, uint32_t namespace_index);
   void offer_to_tier(const int32_t *blocks, int64_t count);
   void append_owned(NamespaceRecord *owner, int32_t block);
   void remove_owned(NamespaceRecord *owner, int32_t block);

@@ -49,7 +49,7 @@ void BlockStore::evict_tail(int64_t num_blocks) {
   for (int32_t block = static_cast<int32_t>(num_blocks); block < num_blocks_; ++block) {
     if (!is_cached(block)) continue;
     eviction_.forget(block, retention_.level_of(block));
-    finish_evictions(&block, 1, 1);
+    finish_evictions(&block, 1, 1, 0, kNoNamespace);
     free_to_pool(&block, 1);
   }
   if (tier_ != nullptr) tier_->flush();  // what does not get there is not found there

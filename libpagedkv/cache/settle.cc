@@ -97,6 +97,7 @@ void Cache::settle_new_blocks(Sequence *sequence, int64_t first, int64_t end, co
   };
   SettledRun *run = &settled_runs_[0], *hashed_run = &settled_runs_[1];
   int64_t num_hashed = 0;  // blocks of hashed_run, just before block i
+  uint64_t inherited = BlockHasher::inherited_bits(parent);
   for (int64_t i = first; i < end;) {
     const int64_t count = std::min(end - i, kSettledRun);
     const int32_t *blocks = table + i;
@@ -106,7 +107,8 @@ void Cache::settle_new_blocks(Sequence *sequence, int64_t first, int64_t end, co
     run->hashes[0].high = high;
     for (int64_t j = 0; j < count; ++j) {
       if (i + j + kSettledRun < end) blocks_.prefetch_block(blocks[j + kSettledRun], has_rows_ahead);
-      const Hash128 hash = hasher_.chain({low, high}, run->digests[j]);
+      const Hash128 hash = hasher_.chain({low, high}, run->digests[j], inherited);
+      inherited ^= BlockHasher::kPairBits;
       run->hashes[j + 1].low = low = hash.low;
       run->hashes[j + 1].high = high = hash.high;
       blocks_.prefetch_hash({low, high});

@@ -120,6 +120,23 @@ TEST_CASE("BlockHasher: either half of a hash tells namespaces and epochs apart"
   }
 }
 
+TEST_CASE("BlockHasher: the second block of a pair has the place of the first one") {
+  for (HashDigest digest : kDigests) {
+    const BlockHasher hasher(3, 16, digest);
+    const std::vector<int64_t> tokens(16, 9);
+    Hash128 hash = hasher.root(5, 0);
+    CHECK((hash.low & 1) == 1);
+    for (int i = 0; i < 100; ++i) {
+      const Hash128 parent = hash;
+      hash = hasher.extend(parent, tokens.data());
+      CHECK(static_cast<int>(hash.low & 1) == i % 2);
+      CHECK((hash.low >> 32 == parent.low >> 32) == (i % 2 == 1));
+      CHECK((hash.low & 0xfffffffe) != (parent.low & 0xfffffffe));
+      CHECK(hash.high != parent.high);
+    }
+  }
+}
+
 TEST_CASE("BlockHasher: many blocks, no two hashes equal, all bits in use") {
   for (int32_t block_size : {1, 3, 4}) {
     for (HashDigest digest : kDigests) {
@@ -147,10 +164,12 @@ TEST_CASE("BlockHasher: many blocks, no two hashes equal, all bits in use") {
         }
       }
       const double half = static_cast<double>(hashes.size()) / 2;
-      for (int64_t count : ones) CHECK(static_cast<double>(count) == doctest::Approx(half).epsilon(0.05));
-      // The buckets of an index: no low bits that pile up.
+      for (int bit = 1; bit < 128; ++bit) {  // bit 0 tells the two of a pair
+        CHECK(static_cast<double>(ones[bit]) == doctest::Approx(half).epsilon(0.05));
+      }
+      // The buckets of an index: no bits that pile up.
       std::vector<int> buckets(1024, 0);
-      for (const Hash128 &hash : hashes) ++buckets[hash.low % 1024];
+      for (const Hash128 &hash : hashes) ++buckets[hash.low >> 54];
       const double mean = static_cast<double>(hashes.size()) / 1024;
       CHECK(*std::max_element(buckets.begin(), buckets.end()) < 2 * mean + 20);
     }
