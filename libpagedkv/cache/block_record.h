@@ -1,4 +1,4 @@
-// What a cache remembers of one block: 64 bytes, beside 8 for each of its tokens, 16 in the index and 4 for its last use.
+// What a cache remembers of one block: 64 bytes, beside 8 for each of its tokens, 26 in the index and 4 for its last use.
 // Hints, pins and quotas, where there are any, keep arrays of their own: 8, 4 and 8 bytes a block; s3fifo its ghosts.
 #pragma once
 
