@@ -232,9 +232,8 @@ void Batch::fill_row(int64_t index, const StepItem &item) {
   const Sequence &sequence = *item.sequence;
   Row &row = rows_[index];
   int32_t *entries = block_table_.data() + index * table_stride_;
-  const int32_t num_used = static_cast<int32_t>(item.new_num_blocks);
+  const int32_t num_used = item.new_num_blocks;
   const bool extends = row.id == item.id && row.table_version == sequence.table_version;
-  if (extends && num_used == row.num_used && sequence.released_end == row.released_end) return;
   const int32_t first = extends ? row.num_used : 0;
   for (int32_t i = first; i < num_used; ++i) entries[i] = sequence.table[i];
   if (!devices_.empty()) {
@@ -266,6 +265,7 @@ void Batch::clear_row_tail(int64_t index) {
 void Batch::fill_tables(int64_t num_sequences, int64_t num_tokens) {
   const int64_t num_items = static_cast<int64_t>(step_.items.size());
   int64_t token = 0;
+  int32_t num_filled = INT32_MAX;  // of the row that is least so
   max_seq_len_ = 0;
   total_seq_len_ = 0;
   max_count_ = 0;
@@ -276,8 +276,12 @@ void Batch::fill_tables(int64_t num_sequences, int64_t num_tokens) {
   has_slots_.store(has_slots, std::memory_order_relaxed);
   for (int64_t i = 0; i < num_items; ++i) {
     const StepItem &item = step_.items[i];
-    fill_row(i, item);
-    const int64_t length = item.sequence->length;
+    const Row &row = rows_[i];
+    if (row.id != item.id || row.table_version != item.sequence->table_version || row.num_used != item.new_num_blocks ||
+        row.released_end != item.sequence->released_end) {
+      fill_row(i, item);
+    }
+    const int64_t length = item.old_length + item.count;
     if (has_slots) fill_slots_of(i, token);
     token += item.count;
     seq_lens_[i] = static_cast<int32_t>(length);
@@ -286,17 +290,19 @@ void Batch::fill_tables(int64_t num_sequences, int64_t num_tokens) {
     total_seq_len_ += length;
     max_count_ = std::max(max_count_, item.count);
     if (item.count > 0) max_position_ = std::max(max_position_, length - 1);
-    num_columns_ = std::max<int64_t>(num_columns_, rows_[i].num_used);
+    num_columns_ = std::max<int64_t>(num_columns_, row.num_used);
+    num_filled = std::min(num_filled, row.num_filled);
   }
   for (int64_t i = num_items; i < num_sequences; ++i) {
     Row &row = rows_[i];
     clear_entries(i, 0, row.num_used);
     row = {0, 0, 0, row.num_filled, 0};
+    num_filled = std::min(num_filled, row.num_filled);
     seq_lens_[i] = 0;
     cu_seqlens_q_[i + 1] = static_cast<int32_t>(token);
   }
   max_query_len_ = std::max(max_query_len_, max_count_);
-  for (int64_t i = 0; i < num_sequences; ++i) clear_row_tail(i);
+  for (int64_t i = 0; i < num_sequences && num_filled < num_columns_; ++i) clear_row_tail(i);
   std::fill(slot_mapping_.data() + token, slot_mapping_.data() + num_tokens, -1);
   std::fill(positions_.data() + token, positions_.data() + num_tokens, 0);
   num_sequences_ = num_sequences;

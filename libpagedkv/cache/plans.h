@@ -14,22 +14,23 @@
 namespace pkv {
 
 // One sequence's part of a step: what it was before, and what was done. Kept by the batch for discard().
-struct StepItem {
+struct alignas(kCacheLineBytes) StepItem {
   Sequence *sequence;
   pkv_sequence id;
   int64_t count;
-  int64_t old_length;
-  int64_t old_settled_length;
-  int64_t new_num_blocks;  // that the tokens need then, and those of the steps ahead
+  int32_t old_length;
+  int32_t old_settled_length;
+  int32_t old_step_start;
   int32_t old_num_blocks;
-  int64_t old_step_start;
+  int32_t new_num_blocks;  // that the tokens need then, and those of the steps ahead
+  int32_t copied_from;
+  int32_t tail;  // once applied: the block of its last token, if it has new ones
   bool had_appended;
   bool had_borrowed;
-  bool copies;  // on write: table entry old_length / block_size
+  bool has_own_tail;          // before the step: Cache::has_own_tail
+  bool copies;                // on write: table entry old_length / block_size
   bool copies_into_reserved;  // the copy's target was the last reserved block
-  int32_t copied_from;
-  bool has_own_tail;  // before the step: Cache::has_own_tail
-  int32_t tail;       // once applied: the block of its last token, if it has new ones
+  bool is_written;            // its tokens are in their rows
 };
 
 constexpr int64_t kSettledRun = 16;  // blocks hashed together: what registering them touches is loaded meanwhile

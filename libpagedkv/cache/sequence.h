@@ -3,6 +3,7 @@
 // kUnknownToken, or a draft token in disguise.
 #pragma once
 
+#include <cstddef>
 #include <vector>
 
 #include "base/hash.h"
@@ -40,6 +41,25 @@ struct Chain {
   }
 };
 
+// What a sequence is to its cache and its batches, apart from its history: a cache line.
+struct SequenceState {
+  SharedArray<int32_t> table;  // [capacity]; the first num_blocks are in use
+  // table_version changes when an entry that a batch may have seen is replaced or cut off (entries that the window
+  // releases apart: released_end tells); change_serial is the cache's serial number of the last call that changed the
+  // sequence in any way.
+  uint64_t table_version = 0;
+  uint64_t change_serial = 0;
+  // The block of the last token, and the change_serial of the step that wrote there: while that has not changed and
+  // nobody has come to share blocks (Cache::has_own_tail), it is the sequence's alone and has no hash.
+  uint64_t tail_serial = 0;
+  int32_t tail = -1;
+  uint32_t generation = 1;
+  uint64_t plan_mark = 0;     // the plan that it was last part of
+  uint32_t level = 0;         // of retention, by its priority
+  bool is_open = false;       // has its blocks on the device
+  bool is_offloaded = false;  // has them in the host tier; not is_open
+};
+
 // What a fork takes over besides the chain and the table.
 struct History {
   int32_t num_blocks = 0;  // table entries in use
@@ -56,38 +76,25 @@ struct History {
   int64_t length = 0;
   int64_t settled_length = 0;
   int64_t step_start = 0;  // length before the last step: its queries, and those after a discard, start here or later
-  // Tokens from here on have K and V that depend on tokens which were shifted out: they are never registered.
-  int64_t exact_length = kMaxLength;
   uint64_t stepped_serial = 0;
   uint64_t num_steps = 0;  // that it was part of
   pkv_stream stream = nullptr;
+  // Tokens from here on have K and V that depend on tokens which were shifted out: they are never registered.
+  int64_t exact_length = kMaxLength;
   int64_t num_cached_tokens = 0;
   Hash128 released_hash;
 };
 
-// What every step of a sequence needs stands together: a batch of many finds none of it in a near cache.
-struct alignas(kCacheLineBytes) Sequence : History {
-  SharedArray<int32_t> table;  // [capacity]; the first num_blocks are in use
-  // table_version changes when an entry that a batch may have seen is replaced or cut off (entries that the window
-  // releases apart: released_end tells); change_serial is the cache's serial number of the last call that changed the
-  // sequence in any way.
-  uint64_t table_version = 0;
-  uint64_t change_serial = 0;
-  // The block of the last token, and the change_serial of the step that wrote there: while that has not changed and
-  // nobody has come to share blocks (Cache::has_own_tail), it is the sequence's alone and has no hash.
-  uint64_t tail_serial = 0;
-  int32_t tail = -1;
-  uint32_t generation = 1;
-  uint64_t plan_mark = 0;     // the plan that it was last part of
-  bool is_open = false;       // has its blocks on the device
-  bool is_offloaded = false;  // has them in the host tier; not is_open
-  uint32_t level = 0;         // of retention, by its priority
+// What every step of a sequence needs stands in its first two lines: a batch of many finds them in no near cache.
+struct alignas(kCacheLineBytes) Sequence : SequenceState, History {
   Chain chain;
   int32_t priority = 0;
   uint64_t tag = 0;
   uint64_t opened_serial = 0;
   std::vector<int32_t> slots;  // if is_offloaded: of the host tier, for each table entry
 };
-constexpr size_t kSteppedBytes = 3 * kCacheLineBytes;  // down to the regions of its chain
+constexpr size_t kSteppedBytes = 2 * kCacheLineBytes;
+static_assert(sizeof(SequenceState) == kCacheLineBytes, "the state is a line");
+static_assert(offsetof(History, exact_length) == kCacheLineBytes, "what steps need of the history is one");
 
 }  // namespace pkv

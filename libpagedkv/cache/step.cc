@@ -46,21 +46,19 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
     if (!checked_add(step->num_tokens, counts[i], &step->num_tokens)) {
       return fail(PKV_INVALID_ARGUMENT, "counts[%" PRId64 "] is %" PRId64 ": the sum overflows", i, counts[i]);
     }
-    step->items[i] = {sequence,
-                      ids[i],
-                      counts[i],
-                      sequence->length,
-                      sequence->settled_length,
-                      0,
-                      sequence->num_blocks,
-                      sequence->step_start,
-                      sequence->has_appended,
-                      sequence->borrows_last,
-                      false,
-                      false,
-                      kNoBlock,
-                      has_own_tail(*sequence),
-                      kNoBlock};
+    StepItem &item = step->items[i];
+    item.sequence = sequence;
+    item.id = ids[i];
+    item.count = counts[i];
+    item.old_length = static_cast<int32_t>(sequence->length);
+    item.old_settled_length = static_cast<int32_t>(sequence->settled_length);
+    item.old_step_start = static_cast<int32_t>(sequence->step_start);
+    item.old_num_blocks = sequence->num_blocks;
+    item.copied_from = item.tail = kNoBlock;
+    item.had_appended = sequence->has_appended;
+    item.had_borrowed = sequence->borrows_last;
+    item.has_own_tail = has_own_tail(*sequence);
+    item.copies = item.copies_into_reserved = item.is_written = false;
   }
   if (tokens != nullptr || num_tokens != 0) {
     if (num_tokens != step->num_tokens) {
@@ -79,6 +77,7 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
   const int64_t available = blocks_.num_available(), steps_ahead = step->steps_ahead;
   const int64_t round_up = block_size - 1 + steps_ahead, most_length = kMaxLength - steps_ahead;
   Status status = PKV_OK;
+  bool has_copies = false, tables_grow = false;
   int64_t planned = 0;
   for (; planned < num_sequences; ++planned) {
     StepItem &item = step->items[planned];
@@ -87,14 +86,14 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
       prefetch_tail(*step->items[planned + kStepAhead].sequence, step->items[planned + kStepAhead].count);
     }
     int64_t new_length = 0;
-    const bool overflows = !checked_add(item.old_length, item.count, &new_length);
-    item.new_num_blocks = overflows ? 0 : block_math_.index_of(new_length + round_up);
-    if (overflows || item.new_num_blocks - num_released(*sequence) > num_blocks()) {
+    const bool overflows = !checked_add<int64_t>(item.old_length, item.count, &new_length);
+    const int64_t new_num_blocks = overflows ? 0 : block_math_.index_of(new_length + round_up);
+    if (overflows || new_num_blocks - num_released(*sequence) > num_blocks()) {
       status = fail_shortage(
           PKV_NEVER_FITS, divide_up((new_length == 0 ? item.count : new_length) + steps_ahead, block_size),
           num_blocks(), planned,
-          "sequences[%" PRId64 "]: %" PRId64 " tokens and %" PRId64 " more do not fit into %" PRId64 " blocks of %d",
-          planned, item.old_length, item.count + steps_ahead, num_blocks(), block_size);
+          "sequences[%" PRId64 "]: %d tokens and %" PRId64 " more do not fit into %" PRId64 " blocks of %d", planned,
+          item.old_length, item.count + steps_ahead, num_blocks(), block_size);
       break;
     }
     if (new_length > most_length) {
@@ -102,7 +101,9 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
                     planned, new_length + steps_ahead, kMaxLength);
       break;
     }
-    int64_t fresh = item.new_num_blocks - item.old_num_blocks;
+    item.new_num_blocks = static_cast<int32_t>(new_num_blocks);
+    tables_grow |= new_num_blocks > sequence->table.size();
+    int64_t fresh = new_num_blocks - item.old_num_blocks;
     if (item.has_own_tail) {
       assert(is_own_tail(*sequence));
     } else if (item.count > 0 && block_math_.offset_of(item.old_length) != 0) {
@@ -111,7 +112,7 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
       if (record.holders - static_cast<int32_t>(record.scratch) > 1 ||
           is_borrowed(*sequence, block_math_.index_of(item.old_length))) {
         ++record.scratch;
-        item.copies = true;
+        has_copies = item.copies = true;
         item.copied_from = block;
         item.copies_into_reserved = fresh < 0;
         ++fresh;
@@ -121,8 +122,8 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
     num_hashes += block_math_.index_of(new_length) - block_math_.index_of(item.old_settled_length);
     if (needed > available && first_short < 0) first_short = planned;
   }
-  for (const StepItem &item : step->items) {
-    if (item.copies) blocks_.record(item.copied_from).scratch = 0;
+  for (size_t i = 0; has_copies && i < step->items.size(); ++i) {
+    if (step->items[i].copies) blocks_.record(step->items[i].copied_from).scratch = 0;
   }
   if (status == PKV_OK && first_short >= 0) {
     status = fail_shortage(PKV_OUT_OF_BLOCKS, needed, available, first_short,
@@ -145,8 +146,8 @@ Status Cache::plan_step(const pkv_sequence *ids, const int64_t *counts, int64_t 
   step->copy_sources.reserve(step->items.size());
   step->copy_destinations.reserve(step->items.size());
   step->hashed_blocks.clear(num_hashes);
-  for (const StepItem &item : step->items) {
-    ensure_table(item.sequence, item.new_num_blocks);
+  if (tables_grow) {
+    for (const StepItem &item : step->items) ensure_table(item.sequence, item.new_num_blocks);
   }
   PKV_TRY(begin_stream(step->stream, &step->stream_slot));
   if (blocks_.namespaces().has_quotas()) PKV_TRY(plan_quotas(step));
@@ -162,6 +163,9 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
   // A failure is told once the tables hold what was taken, so that it can still be given back.
   const Status ordered = streams_.is_several() ? order_step(step) : PKV_OK;
   const int32_t *next_new = step->new_blocks.data();
+  const bool writes_at_once = step->appends_simply && step->are_tokens_known && ordered == PKV_OK;
+  const int64_t *next_tokens = tokens;
+  int64_t num_written = 0;
   ++serial_;
   for (StepItem &item : step->items) {
     Sequence *sequence = item.sequence;
@@ -189,8 +193,8 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
         blocks_.drop_hash(*entry);  // cut through the middle before: its content changes now
       }
     }
-    const int32_t num_needed = static_cast<int32_t>(item.new_num_blocks);
-    if (!sequence->chain.regions.empty()) {  // what was reserved for a copy, or before a rematch
+    const int32_t num_needed = item.new_num_blocks;
+    if (has_regions_ && !sequence->chain.regions.empty()) {  // what was reserved for a copy, or before a rematch
       const int32_t num_there = std::min(num_needed, sequence->num_blocks);
       for (int64_t i = block_math_.count_blocks(item.old_length); i < num_there; ++i) own_block(*sequence, i, table[i]);
     }
@@ -216,13 +220,24 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
     if (item.count > 0 || item.has_own_tail) sequence->tail_serial = serial_;
     sequence->change_serial = sequence->stepped_serial = serial_;
     ++sequence->num_steps;
+    if (!writes_at_once) continue;
+    // A decode step, most often. Who copies what it writes into has done so: the last holder of a block does not copy.
+    if (item.count == 1 && item.old_settled_length == item.old_length && block_math_.offset_of(new_length) != 0) {
+      blocks_.tokens(item.tail)[offset] = *next_tokens;
+      sequence->settled_length = new_length;
+      item.is_written = true;
+      ++num_written;
+    }
+    next_tokens += item.count;
   }
   appended_tokens_ += step->num_tokens;
   ++prepares_;
   PKV_TRY(ordered);
   PKV_TRY(copy_blocks(step->copy_sources, step->copy_destinations, step->stream));
-  for (const StepItem &item : step->items) {
-    append_tokens(item, tokens, step);
+  const bool is_written = num_written == static_cast<int64_t>(step->items.size());
+  for (size_t i = 0; i < step->items.size() && (!is_written || window_ != 0); ++i) {
+    const StepItem &item = step->items[i];
+    if (!item.is_written) append_tokens(item, tokens, step);
     if (item.count > 0) trim_window(item.sequence);
     if (tokens != nullptr) tokens += item.count;
   }
@@ -262,12 +277,6 @@ void Cache::append_tokens(const StepItem &item, const int64_t *tokens, Step *ste
   const int64_t end = sequence->length;
   // Blocks that were full before are no part of what discard takes back: K and V of their tokens are there.
   const int64_t first_new = item.old_length;
-  if (item.count == 1 && tokens != nullptr && *tokens >= 0 && step->appends_simply &&
-      item.old_settled_length == item.old_length && block_math_.offset_of(end) != 0) {  // a decode step, most often
-    blocks_.tokens(item.tail)[block_math_.offset_of(item.old_length)] = *tokens;
-    sequence->settled_length = end;
-    return;
-  }
   if (!step->are_tokens_known || !step->registers || item.old_settled_length < item.old_length) {
     write_tokens(sequence, item.old_length, end, tokens, step->registers);
     register_put_off(step);
@@ -425,7 +434,7 @@ Status Cache::discard_step(Step *step, Extent extent) {
     }
     sequence->length = item->old_length;
     // Tokens of before that the step found named by others stay settled where the window has given them back.
-    sequence->settled_length = std::max(item->old_settled_length, first_writable(*sequence));
+    sequence->settled_length = std::max<int64_t>(item->old_settled_length, first_writable(*sequence));
     sequence->step_start = std::min(item->old_step_start, item->old_length);
     sequence->has_appended = item->had_appended;
     // A copy that stays is the sequence's own.
