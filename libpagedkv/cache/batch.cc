@@ -264,18 +264,14 @@ void Batch::clear_row_tail(int64_t index) {
 
 void Batch::fill_tables(int64_t num_sequences, int64_t num_tokens) {
   const int64_t num_items = static_cast<int64_t>(step_.items.size());
-  int64_t token = 0;
-  int32_t num_filled = INT32_MAX;  // of the row that is least so
-  max_seq_len_ = 0;
-  total_seq_len_ = 0;
-  max_count_ = 0;
-  max_position_ = -1;
-  num_columns_ = 0;
-  cu_seqlens_q_[0] = 0;
+  int64_t token = 0, longest = 0, total_length = 0, max_count = 0, max_position = -1;
+  int32_t num_columns = 0, num_filled = INT32_MAX;  // of the rows that are most and least so
+  int32_t *const seq_lens = seq_lens_.data(), *const cu_seqlens_q = cu_seqlens_q_.data();
+  cu_seqlens_q[0] = 0;
   const bool has_slots = !are_slots_put_off(step_.num_tokens);
   has_slots_.store(has_slots, std::memory_order_relaxed);
   for (int64_t i = 0; i < num_items; ++i) {
-    const StepItem &item = step_.items[i];
+    const StepItem &item = step_.items[static_cast<size_t>(i)];
     const Row &row = rows_[i];
     if (row.id != item.id || row.table_version != item.sequence->table_version || row.num_used != item.new_num_blocks ||
         row.released_end != item.sequence->released_end) {
@@ -284,15 +280,20 @@ void Batch::fill_tables(int64_t num_sequences, int64_t num_tokens) {
     const int64_t length = item.old_length + item.count;
     if (has_slots) fill_slots_of(i, token);
     token += item.count;
-    seq_lens_[i] = static_cast<int32_t>(length);
-    cu_seqlens_q_[i + 1] = static_cast<int32_t>(token);
-    max_seq_len_ = std::max(max_seq_len_, length);
-    total_seq_len_ += length;
-    max_count_ = std::max(max_count_, item.count);
-    if (item.count > 0) max_position_ = std::max(max_position_, length - 1);
-    num_columns_ = std::max<int64_t>(num_columns_, row.num_used);
+    seq_lens[i] = static_cast<int32_t>(length);
+    cu_seqlens_q[i + 1] = static_cast<int32_t>(token);
+    longest = std::max(longest, length);
+    total_length += length;
+    max_count = std::max(max_count, item.count);
+    if (item.count > 0) max_position = std::max(max_position, length - 1);
+    num_columns = std::max(num_columns, row.num_used);
     num_filled = std::min(num_filled, row.num_filled);
   }
+  max_seq_len_ = longest;
+  total_seq_len_ = total_length;
+  max_count_ = max_count;
+  max_position_ = max_position;
+  num_columns_ = num_columns;
   for (int64_t i = num_items; i < num_sequences; ++i) {
     Row &row = rows_[i];
     clear_entries(i, 0, row.num_used);

@@ -166,12 +166,30 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
   const bool writes_at_once = step->appends_simply && step->are_tokens_known && ordered == PKV_OK;
   const int64_t *next_tokens = tokens;
   int64_t num_written = 0;
-  ++serial_;
+  const BlockMath math = block_math_;
+  const uint64_t serial = ++serial_;
   for (StepItem &item : step->items) {
     Sequence *sequence = item.sequence;
-    int32_t *table = sequence->table.data();
     const int64_t new_length = item.old_length + item.count;
-    const int64_t offset = block_math_.offset_of(item.old_length);
+    const int64_t offset = math.offset_of(item.old_length);
+    // A token of a decode step, most often. A block that others hold has been copied by all of them: its last holder does
+    // not copy.
+    const bool is_written = writes_at_once && item.count == 1 && item.old_settled_length == item.old_length &&
+                            math.offset_of(new_length) != 0;
+    if (is_written && item.has_own_tail && sequence->num_blocks >= item.new_num_blocks &&
+        sequence->stream_slot == step->stream_slot) {
+      blocks_.tokens(sequence->tail)[offset] = *next_tokens++;
+      sequence->length = sequence->settled_length = new_length;
+      sequence->step_start = item.old_length;
+      sequence->stream = step->stream;
+      sequence->tail_serial = sequence->change_serial = sequence->stepped_serial = serial;
+      ++sequence->num_steps;
+      item.tail = sequence->tail;
+      item.is_written = true;
+      ++num_written;
+      continue;
+    }
+    int32_t *table = sequence->table.data();
     if (item.count > 0 && offset != 0 && !item.has_own_tail) {
       int32_t *entry = table + block_math_.index_of(item.old_length);
       if (item.copies) {
@@ -217,18 +235,16 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
       if (!item.has_own_tail || last != block_math_.index_of(item.old_length)) sequence->tail = table[last];
       item.tail = sequence->tail;
     }
-    if (item.count > 0 || item.has_own_tail) sequence->tail_serial = serial_;
-    sequence->change_serial = sequence->stepped_serial = serial_;
+    if (item.count > 0 || item.has_own_tail) sequence->tail_serial = serial;
+    sequence->change_serial = sequence->stepped_serial = serial;
     ++sequence->num_steps;
-    if (!writes_at_once) continue;
-    // A decode step, most often. Who copies what it writes into has done so: the last holder of a block does not copy.
-    if (item.count == 1 && item.old_settled_length == item.old_length && block_math_.offset_of(new_length) != 0) {
+    if (is_written) {
       blocks_.tokens(item.tail)[offset] = *next_tokens;
       sequence->settled_length = new_length;
       item.is_written = true;
       ++num_written;
     }
-    next_tokens += item.count;
+    if (writes_at_once) next_tokens += item.count;
   }
   appended_tokens_ += step->num_tokens;
   ++prepares_;
@@ -242,7 +258,7 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
     if (tokens != nullptr) tokens += item.count;
   }
   register_put_off(step);
-  step->serial = serial_;
+  step->serial = serial;
   publish();
   return record_ended_streams();
 }
