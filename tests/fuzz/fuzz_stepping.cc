@@ -12,11 +12,12 @@ Sequence *Driver::find_sequence(pkv_sequence id) {
   return nullptr;
 }
 
-// Whether a sequence is still where its prepare left it. (It may have been changed and have come back: then the device
-// still owns the blocks, but settle is refused.)
+// Whether a sequence is still where its prepare left it. (It may have been cut and have come back: then the device
+// still owns the blocks, but settle is refused. Once it was appended to, others may hit what it left in them.)
 bool Driver::is_in_place(const Stepper &stepper) {
   const Sequence *sequence = find_sequence(stepper.id);
-  return sequence != nullptr && sequence->length() == stepper.length && model_->blocks(*sequence) == stepper.blocks;
+  return sequence != nullptr && sequence->length() == stepper.length && sequence->num_appends == stepper.num_appends &&
+         model_->blocks(*sequence) == stepper.blocks;
 }
 
 // A fork or a transfer that was begun while the sequence was longer may read what a step would write: who changes a
@@ -67,7 +68,8 @@ void Driver::prepare_ahead() {
     const int64_t first = members[i]->length();
     model_->extend(members[i], {tokens[i]}, told.data() + i);
     model_->write(*members[i], first);
-    stepping_.members.push_back({members[i]->id, first + 1, model_->blocks(*members[i]), {}, {}});
+    stepping_.members.push_back(
+        {members[i]->id, first + 1, members[i]->num_appends, model_->blocks(*members[i]), {}, {}});
   }
   for (int64_t i = bytes_.take(4); i > 0; --i) advance();
   if (bytes_.take_one_in(2)) settle();
