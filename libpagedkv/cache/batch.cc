@@ -229,12 +229,15 @@ Status Batch::apply(const int64_t *tokens) {
 }
 
 void Batch::fill_row(int64_t index, const StepItem &item) {
-  const Sequence &sequence = *item.sequence;
+  Sequence &sequence = *item.sequence;
   Row &row = rows_[index];
   int32_t *entries = block_table_.data() + index * table_stride_;
   const int32_t num_used = item.new_num_blocks;
-  const bool extends = row.id == item.id && row.table_version == sequence.table_version;
-  const int32_t first = extends ? row.num_used : 0;
+  const bool is_same = row.table_version == sequence.table_version;
+  const bool was_cut = sequence.cut_version == sequence.table_version && row.table_version >= sequence.cut_since &&
+                       row.released_end <= sequence.released_end;
+  const bool extends = row.id == item.id && (is_same || was_cut);
+  const int32_t first = !extends ? 0 : is_same ? row.num_used : std::min(row.num_used, sequence.cut_to);
   for (int32_t i = first; i < num_used; ++i) entries[i] = sequence.table[i];
   if (!devices_.empty()) {
     for (int32_t i = first; i < num_used; ++i) changes_.push_back({index * table_stride_ + i, entries[i]});
@@ -243,6 +246,7 @@ void Batch::fill_row(int64_t index, const StepItem &item) {
     clear_entries(index, std::max(row.released_end, cache_->first_releasable()), std::min(sequence.released_end, first));
   }
   clear_entries(index, num_used, row.num_used);
+  sequence.cut_version = 0;
   row = {item.id, sequence.table_version, num_used, std::max(row.num_filled, num_used), sequence.released_end};
 }
 

@@ -171,10 +171,10 @@ Status Cache::reset() {
   return PKV_OK;
 }
 
-std::vector<uint32_t> Cache::order_victims() const {
-  std::vector<uint32_t> order;
+void Cache::order_victims(std::vector<uint32_t> *out) const {
+  out->clear();
   for (uint32_t index = 0; index < sequences_.size(); ++index) {
-    if (sequences_[index]->is_open) order.push_back(index);
+    if (sequences_[index]->is_open) out->push_back(index);
   }
   const pkv_eviction policy = blocks_.eviction().policy();
   const auto rank = [policy](const Sequence &sequence) {
@@ -182,37 +182,40 @@ std::vector<uint32_t> Cache::order_victims() const {
     const bool is_recency = policy == PKV_EVICTION_LRU || policy == PKV_EVICTION_PRIORITY;
     return is_recency ? sequence.stepped_serial : sequence.num_steps;
   };
-  std::sort(order.begin(), order.end(), [this, rank](uint32_t a, uint32_t b) {
+  std::sort(out->begin(), out->end(), [this, rank](uint32_t a, uint32_t b) {
     const Sequence &first = *sequences_[a], &second = *sequences_[b];
     if (first.priority != second.priority) return first.priority < second.priority;
     if (rank(first) != rank(second)) return rank(first) < rank(second);
     return first.opened_serial > second.opened_serial;
   });
-  return order;
 }
 
-Status Cache::find_victims(int64_t n, pkv_sequence *out, int64_t capacity, int64_t *out_count) const {
+Status Cache::find_victims(int64_t n, pkv_sequence *out, int64_t capacity, int64_t *out_count) {
   if (n < 0) return fail(PKV_INVALID_ARGUMENT, "n is %" PRId64 ", negative", n);
-  const std::vector<uint32_t> order = order_victims();
-  // A block is gained when the last of its holders is chosen.
-  std::vector<int32_t> holders_left(static_cast<size_t>(num_blocks()));
-  for (int32_t block = 0; block < num_blocks(); ++block) holders_left[block] = blocks_.record(block).holders;
+  order_victims(&victims_);
+  // A block is gained when the last of its holders is chosen; scratch counts those that are.
   int64_t gained = 0;
   size_t num_chosen = 0;
-  for (; num_chosen < order.size() && gained < n; ++num_chosen) {
-    const Sequence &sequence = *sequences_[order[num_chosen]];
+  for (; num_chosen < victims_.size() && gained < n; ++num_chosen) {
+    const Sequence &sequence = *sequences_[victims_[num_chosen]];
     for (int32_t i = 0; i < sequence.num_blocks; ++i) {
-      if (sequence.table[i] != kNoBlock) gained += --holders_left[sequence.table[i]] == 0;
+      if (sequence.table[i] == kNoBlock) continue;
+      BlockRecord &record = blocks_.record(sequence.table[i]);
+      gained += ++record.scratch == static_cast<uint32_t>(record.holders);
+    }
+  }
+  for (size_t k = 0; k < num_chosen; ++k) {
+    const Sequence &sequence = *sequences_[victims_[k]];
+    for (int32_t i = 0; i < sequence.num_blocks; ++i) {
+      if (sequence.table[i] != kNoBlock) blocks_.record(sequence.table[i]).scratch = 0;
     }
   }
   if (gained < n) {
     return fail_shortage(PKV_OUT_OF_BLOCKS, n, gained, 0,
-                         "%" PRId64 " blocks to gain, but closing all %zu sequences frees %" PRId64, n, order.size(),
+                         "%" PRId64 " blocks to gain, but closing all %zu sequences frees %" PRId64, n, victims_.size(),
                          gained);
   }
-  for (size_t i = 0; i < num_chosen && static_cast<int64_t>(i) < capacity; ++i) {
-    out[i] = id_of(order[i]);
-  }
+  for (size_t i = 0; i < num_chosen && static_cast<int64_t>(i) < capacity; ++i) out[i] = id_of(victims_[i]);
   *out_count = static_cast<int64_t>(num_chosen);
   return PKV_OK;
 }

@@ -219,7 +219,7 @@ class Cache {
   uint64_t num_shrinks() const { return num_shrinks_.load(std::memory_order_relaxed); }
 
   Status set_kv_scales(int32_t layer, const float *k_scale, const float *v_scale);
-  Status find_victims(int64_t n, pkv_sequence *out, int64_t capacity, int64_t *out_count) const;
+  Status find_victims(int64_t n, pkv_sequence *out, int64_t capacity, int64_t *out_count);
   Status check() const;
   Status explain(int32_t block, std::string *out) const;
   Status explain_sequence(pkv_sequence id, std::string *out) const;
@@ -473,7 +473,7 @@ class Cache {
   Status wait(pkv_stream stream) const { return device_streams_.wait(stream); }
   Status check_room(int64_t num_total, int64_t num_needed, int64_t num_protected);
   TraceCounts count_for_trace() const;
-  std::vector<uint32_t> order_victims() const;  // indices of the open sequences, best victim first
+  void order_victims(std::vector<uint32_t> *out) const;  // indices of the open sequences, best victim first
   void settle_to(Sequence *sequence, int64_t position, int64_t first_new, HashedBlocks *hashed_blocks);
   void settle_new_blocks(Sequence *sequence, int64_t first, int64_t end, const int64_t *tokens, Step *step);
   // Completed blocks of one step, one of a sequence each: hashed at once, and registered together, when their lines of
@@ -548,6 +548,7 @@ class Cache {
   std::vector<Sequence *> found_;      // of a call for many
   std::vector<OpenItem> open_items_;
   std::vector<int32_t> flat_blocks_;   // tables of a call for many
+  std::vector<uint32_t> victims_;
   std::vector<History> histories_;
   std::vector<Chain> chains_;
   std::vector<int64_t> numbers_;

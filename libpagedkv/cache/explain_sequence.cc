@@ -22,7 +22,8 @@ Status Cache::explain_sequence(pkv_sequence id, std::string *out) const {
     ++(record.holders > 1 ? num_shared : num_own);
     num_registered += record.is_registered;
   }
-  const std::vector<uint32_t> order = order_victims();
+  std::vector<uint32_t> order;
+  order_victims(&order);
   const auto place = std::find(order.begin(), order.end(), static_cast<uint32_t>(id)) - order.begin();
 
   JsonWriter json(out);

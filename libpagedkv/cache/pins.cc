@@ -23,17 +23,13 @@ Status Cache::pin(const int64_t *tokens, int64_t num_tokens, const pkv_open_opti
   PKV_TRY(check_ttl(ttl_ms));
   Chain chain;
   PKV_TRY(find_chain(options, &chain));
-  std::vector<int32_t> blocks;
-  if (prefix_caching_) find_prefix(chain, kNoBlock, tokens, 0, num_tokens / layout_.block_size(), &blocks);
-  if (blocks.empty()) {
+  matched_.clear();
+  if (prefix_caching_) find_prefix(chain, kNoBlock, tokens, 0, num_tokens / layout_.block_size(), &matched_);
+  if (matched_.empty()) {
     return fail(PKV_NOT_FOUND, "nothing is cached of these %" PRId64 " tokens in namespace %" PRIu64, num_tokens,
                 options.namespace_id);
   }
   PKV_TRY(make_chain(options, &chain));  // the blocks may pass through namespaces that nothing else refers to
-  std::vector<uint32_t> passed = {chain.first.index};
-  for (const Scope &region : chain.regions) {
-    if (region.first_block < static_cast<int64_t>(blocks.size())) passed.push_back(region.index);
-  }
   if (block_pins_.empty()) {
     block_pins_.reserve(static_cast<size_t>(max_num_blocks()));
     block_pins_.resize(static_cast<size_t>(num_blocks()));
@@ -44,13 +40,16 @@ Status Cache::pin(const int64_t *tokens, int64_t num_tokens, const pkv_open_opti
     unused_pins_.push_back(static_cast<uint32_t>(pins_.size() - 1));
   }
   if (ttl_ms != 0) deadlines_.reserve_one();
-
   const uint32_t index = unused_pins_.back();
-  unused_pins_.pop_back();
   Pin &pin = pins_[index];
+  pin.namespaces.assign(1, chain.first.index);
+  for (const Scope &region : chain.regions) {
+    if (region.first_block < static_cast<int64_t>(matched_.size())) pin.namespaces.push_back(region.index);
+  }
+  pin.blocks.assign(matched_.begin(), matched_.end());
+
+  unused_pins_.pop_back();
   pin.is_pinned = true;
-  pin.blocks = std::move(blocks);
-  pin.namespaces = std::move(passed);
   for (uint32_t passed_index : pin.namespaces) ++blocks_.namespaces().change(passed_index).references;
   for (int32_t block : pin.blocks) {
     blocks_.hold(block);
@@ -82,8 +81,8 @@ void Cache::drop_pin(uint32_t index) {
   for (int32_t block : pin.blocks) num_pinned_blocks_ -= --block_pins_[block] == 0;
   blocks_.release(pin.blocks.data(), static_cast<int64_t>(pin.blocks.size()), kNoLevel);
   for (uint32_t passed_index : pin.namespaces) --blocks_.namespaces().change(passed_index).references;
-  pin.blocks = {};
-  pin.namespaces = {};
+  pin.blocks.clear();
+  pin.namespaces.clear();
   pin.is_pinned = false;
   if (++pin.generation == 0) pin.generation = 1;
   unused_pins_.push_back(index);  // has room: see pin

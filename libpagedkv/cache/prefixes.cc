@@ -23,7 +23,8 @@ Status Cache::probe(const int64_t *tokens, int64_t num_tokens, const pkv_open_op
   PKV_TRY(check_prompt(tokens, num_tokens));
   Chain chain;
   PKV_TRY(find_chain(options, &chain));
-  std::vector<int32_t> found;
+  thread_local std::vector<int32_t> found;  // keeps its capacity; any number of threads probe at once
+  found.clear();
   if (prefix_caching_ && num_tokens > 0) {
     find_prefix(chain, kNoBlock, tokens, 0, (num_tokens - 1) / layout_.block_size(), &found);
   }

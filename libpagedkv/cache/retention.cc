@@ -56,20 +56,18 @@ void Retention::drop(int32_t block) {
 
 uint32_t Retention::create_hint(int32_t priority, int64_t num_blocks, bool has_deadline) {
   if (blocks_.empty()) make_blocks();
-  std::vector<int32_t> blocks;
-  if (has_deadline) blocks.reserve(static_cast<size_t>(num_blocks));
   if (unused_hints_.empty()) {
     if (unused_hints_.capacity() <= hints_.size()) unused_hints_.reserve(2 * hints_.size() + 16);
     hints_.emplace_back();
     unused_hints_.push_back(static_cast<uint32_t>(hints_.size() - 1));
   }
-  const uint32_t level = eviction_->acquire_level(priority);
   const uint32_t index = unused_hints_.back();
-  unused_hints_.pop_back();
   Hint &hint = hints_[index];
-  hint.level = level;
+  hint.blocks.clear();
+  if (has_deadline) hint.blocks.reserve(static_cast<size_t>(num_blocks));
+  hint.level = eviction_->acquire_level(priority);
+  unused_hints_.pop_back();
   hint.num_blocks = 0;
-  hint.blocks = std::move(blocks);
   hint.has_deadline = has_deadline;
   return index;
 }

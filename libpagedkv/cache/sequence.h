@@ -88,6 +88,10 @@ struct History {
 // What every step of a sequence needs stands in its first two lines: a batch of many finds them in no near cache.
 struct alignas(kCacheLineBytes) Sequence : SequenceState, History {
   Chain chain;
+  // If the last changes of the table were cuts: its version now and before the first of them, and the fewest entries that
+  // one left. A batch that saw an earlier one goes on from there (Batch::fill_row, which begins anew).
+  uint64_t cut_version = 0, cut_since = 0;
+  int32_t cut_to = 0;
   int32_t priority = 0;
   uint64_t tag = 0;
   uint64_t opened_serial = 0;

@@ -64,7 +64,12 @@ Status Cache::open_many(const int64_t *tokens, int64_t num_tokens, const int64_t
                         const pkv_open_options *options, pkv_sequence *out, int64_t *out_num_cached, Extent extent) {
   PKV_TRY(check_usable());
   PKV_TRY(check_counts("counts", counts, num_sequences, num_tokens));
-  PKV_TRY(check_known_tokens(tokens, num_tokens));
+  if (check_known_tokens(tokens, num_tokens) != PKV_OK) {  // once more, to say of which
+    for (int64_t i = 0; i < num_sequences; tokens += counts[i++]) {
+      const Status status = check_known_tokens(tokens, counts[i]);
+      if (status != PKV_OK) return fail(status, "sequences[%" PRId64 "]: %s", i, last_error());
+    }
+  }
   PKV_TRY(make_records(num_sequences));
   expire();
   open_items_.resize(static_cast<size_t>(num_sequences));

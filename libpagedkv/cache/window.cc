@@ -35,7 +35,10 @@ void Cache::cut_table(Sequence *sequence, int32_t kept) {
     sequence->released_end = 0;
   }
   sequence->num_blocks = kept;
-  ++sequence->table_version;
+  const bool goes_on = sequence->cut_version == sequence->table_version;
+  if (!goes_on) sequence->cut_since = sequence->table_version;
+  sequence->cut_to = goes_on ? std::min(sequence->cut_to, kept) : kept;
+  sequence->cut_version = ++sequence->table_version;
 }
 
 // To a length that check_cut allows.

@@ -6,6 +6,7 @@ from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from libc.string cimport memcpy, memset
 
+import io
 import os
 import struct
 
@@ -55,12 +56,20 @@ cdef class _Transfer:
     cdef int write(self, bytes data) except -1:
         while data:
             count = self.file.write(data)
-            if count is None or count >= len(data):
+            if count is None and not isinstance(self.file, io.RawIOBase):
                 return 0
-            if count <= 0:
-                raise OSError(f"write() took {count} of {len(data)} bytes")
+            if count is None:
+                raise BlockingIOError("write() would block: a snapshot needs a file that waits")
+            if not isinstance(count, int) or not 0 < count <= len(data):
+                raise OSError(f"write() took {describe(count)} of {len(data)} bytes")
             data = data[count:]
         return 0
+
+    cdef bytes read_file(self, Py_ssize_t size):
+        data = self.file.read(size)
+        if data is None:
+            raise BlockingIOError("read() would block: a snapshot needs a file that waits")
+        return bytes(data)
 
     cdef bytes read_some(self, Py_ssize_t size):
         # At least one byte, or none at the end.
@@ -68,7 +77,7 @@ cdef class _Transfer:
             data = self.head[self.num_head_read:self.num_head_read + size]
             self.num_head_read += len(data)
             return data
-        data = bytes(self.file.read(size))
+        data = self.read_file(size)
         if len(data) > size:
             raise InvalidArgumentError(f"read({size}) gave {len(data)} bytes")
         return data
@@ -89,7 +98,7 @@ cdef class _Transfer:
         pieces = [self.head]
         missing = size - len(self.head)
         while missing > 0:
-            data = bytes(self.file.read(min(missing, MOST_AT_ONCE)))
+            data = self.read_file(min(missing, MOST_AT_ONCE))
             if not data:
                 break
             pieces.append(data)

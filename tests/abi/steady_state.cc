@@ -86,7 +86,7 @@ class Engine {
     open(1 + draw(kMaxPrompt), draw(5));
     prepare(1, true);
     const pkv_sequence chosen = live_[static_cast<size_t>(draw(static_cast<int64_t>(live_.size())))];
-    switch (draw(8)) {
+    switch (draw(10)) {
       case 0: {
         pkv_sequence child;
         REQUIRE_OK(pkv_sequence_fork(cache_, chosen, -1, &child));
@@ -124,6 +124,21 @@ class Engine {
         if (!has_tier_ || pkv_sequence_offload(cache_, chosen) != PKV_OK) break;
         const pkv_status status = pkv_sequence_restore(cache_, chosen);
         CHECK(status == PKV_OK);
+        break;
+      }
+      case 7: {
+        pkv_sequence victims[kMaxSequences];
+        int64_t num_victims = 0;
+        REQUIRE_OK(pkv_cache_victims(cache_, draw(10), victims, kMaxSequences, &num_victims));
+        break;
+      }
+      case 8: {  // of what the last prompt left
+        int64_t num_pinned = 0, num_cached = 0;
+        pkv_pin pin;
+        const int64_t num_tokens = static_cast<int64_t>(tokens_.size());
+        REQUIRE_OK(pkv_prefix_probe(cache_, tokens_.data(), num_tokens, nullptr, &num_cached));
+        if (pkv_prefix_pin(cache_, tokens_.data(), num_tokens, nullptr, 0, &pin, &num_pinned) != PKV_OK) break;
+        REQUIRE_OK(pkv_prefix_unpin(cache_, pin));
         break;
       }
       default: break;
