@@ -372,9 +372,13 @@ void BlockStore::end_hint(uint32_t hint) {
   for (int64_t i = static_cast<int64_t>(retention_.hinted_blocks(hint).size()) - 1; i >= 0; --i) {
     const int32_t block = retention_.hinted_blocks(hint)[static_cast<size_t>(i)];
     if (retention_.hint_of(block) != hint) continue;
+    NamespaceRecord *owner = is_cached(block) ? &namespaces_[records_[block].namespace_index] : nullptr;
+    const bool is_owned = owner != nullptr && owner->quota != 0;
+    if (is_owned) remove_owned(owner, block);
     eviction_.leave(block, retention_.level_of(block));
     retention_.clear_hint(block);
-    if (is_cached(block)) eviction_.cache(block, retention_.level_of(block));
+    if (owner != nullptr) eviction_.cache(block, retention_.level_of(block));
+    if (is_owned) append_owned(owner, block);
   }
 }
 
@@ -383,11 +387,15 @@ void BlockStore::set_quota(uint32_t namespace_index, int64_t quota) {
     owned_links_.reserve(static_cast<size_t>(records_.size()));
     owned_links_.resize(static_cast<size_t>(num_blocks_));
   }
-  const int64_t former = namespaces_[namespace_index].quota;
-  namespaces_.set_quota(namespace_index, quota);
   NamespaceRecord &owner = namespaces_[namespace_index];
+  if (quota != 0) {
+    if (!namespaces_.has_quotas()) owned_room_ = eviction_.num_levels() + 1;
+    owner.owned.reserve(owned_room_);
+  }
+  const int64_t former = owner.quota;
+  namespaces_.set_quota(namespace_index, quota);
   if (quota == 0) {
-    owner.first_own = owner.last_own = kNoBlock;
+    owner.owned = std::vector<OwnedList>();
   } else if (former == 0) {
     eviction_.for_each([&](int32_t block) {
       if (records_[block].namespace_index == namespace_index && is_cached(block)) append_owned(&owner, block);
@@ -397,14 +405,8 @@ void BlockStore::set_quota(uint32_t namespace_index, int64_t quota) {
 
 void BlockStore::evict_owned(uint32_t namespace_index, int64_t count) {
   NamespaceRecord &owner = namespaces_.change(namespace_index);
-  for (; count > 0 && owner.first_own != kNoBlock; --count) {
-    int32_t lowest = owner.first_own;
-    const auto priority = [this](int32_t block) { return eviction_.level_priority(retention_.level_of(block)); };
-    if (eviction_.has_several_levels()) {
-      for (int32_t block = lowest; block != kNoBlock; block = owned_links_[block].next) {
-        if (priority(block) < priority(lowest)) lowest = block;
-      }
-    }
+  for (; count > 0 && !owner.owned.empty(); --count) {
+    const int32_t lowest = owner.owned.back().first;
     eviction_.forget(lowest, retention_.level_of(lowest));
     finish_evictions(&lowest, 1, 1, 0, kNoNamespace);
     free_to_pool(&lowest, 1);
@@ -541,16 +543,43 @@ void BlockStore::evict_victims(int64_t count, int32_t *out_blocks, int32_t holde
   }
 }
 
+void BlockStore::grow_owned_room() {
+  const size_t room = 2 * owned_room_;
+  for (uint32_t index = 0; index < namespaces_.num_records(); ++index) {
+    if (namespaces_[index].quota != 0) namespaces_[index].owned.reserve(room);
+  }
+  owned_room_ = room;
+}
+
+// The list of this priority; if there is none, the place where it belongs.
+std::vector<OwnedList>::iterator BlockStore::find_owned_list(NamespaceRecord *owner, int32_t priority) {
+  const auto is_higher = [](const OwnedList &list, int32_t wanted) { return list.priority > wanted; };
+  return std::lower_bound(owner->owned.begin(), owner->owned.end(), priority, is_higher);
+}
+
 void BlockStore::append_owned(NamespaceRecord *owner, int32_t block) {
-  owned_links_[block] = {owner->last_own, kNoBlock};
-  (owner->last_own == kNoBlock ? owner->first_own : owned_links_[owner->last_own].next) = block;
-  owner->last_own = block;
+  const int32_t priority = priority_of(block);
+  const auto list = find_owned_list(owner, priority);
+  if (list == owner->owned.end() || list->priority != priority) {
+    assert(owner->owned.size() < owned_room_);
+    owned_links_[block] = OwnedLink();
+    owner->owned.insert(list, {priority, block, block});
+    return;
+  }
+  owned_links_[block] = {list->last, kNoBlock};
+  owned_links_[list->last].next = block;
+  list->last = block;
 }
 
 void BlockStore::remove_owned(NamespaceRecord *owner, int32_t block) {
-  const OwnedLink link = owned_links_[block];
-  (link.previous == kNoBlock ? owner->first_own : owned_links_[link.previous].next) = link.next;
-  (link.next == kNoBlock ? owner->last_own : owned_links_[link.next].previous) = link.previous;
+  const auto [previous, next] = owned_links_[block];
+  if (previous != kNoBlock) owned_links_[previous].next = next;
+  if (next != kNoBlock) owned_links_[next].previous = previous;
+  if (previous != kNoBlock && next != kNoBlock) return;
+  const auto list = find_owned_list(owner, priority_of(block));
+  if (previous == kNoBlock) list->first = next;
+  if (next == kNoBlock) list->last = previous;
+  if (list->first == kNoBlock) owner->owned.erase(list);
 }
 
 void BlockStore::free_to_pool(const int32_t *blocks, int64_t count) {

@@ -9,8 +9,8 @@
 // index and can be hit. The others are its duplicates, always held, linked behind it; when the registered one is
 // evicted or loses its hash, the first of them takes over. The pool sees held and cached blocks alike as owned.
 //
-// A block that is held or cached counts for a namespace. A namespace with a quota keeps its cached blocks in a list of its
-// own besides, so that they can be evicted ahead of all others.
+// A block that is held or cached counts for a namespace. A namespace with a quota keeps its cached blocks in lists of its
+// own besides, one for each retention priority, so that they can be evicted ahead of all others.
 //
 // The arrays have room for all the blocks that the pool may ever have, so that growing copies nothing; what lies behind
 // num_blocks() is not touched. block_store_resize.cc: resizing.
@@ -146,8 +146,16 @@ class BlockStore {
   // Makes every cached block uncached.
   void clear_cached();
 
-  // Hints: see Retention. set_hint is for held blocks. end_hint takes a hint from every block that still has it.
-  Retention &retention() { return retention_; }
+  // Levels and hints: see Eviction and Retention. set_hint is for held blocks. end_hint takes a hint from every block that
+  // still has it; those that are cached count as just released.
+  uint32_t acquire_level(int32_t priority) {
+    reserve_owned_level();
+    return eviction_.acquire_level(priority);
+  }
+  uint32_t create_hint(int32_t priority, int64_t num_blocks, bool has_deadline) {
+    reserve_owned_level();
+    return retention_.create_hint(priority, num_blocks, has_deadline);
+  }
   const Retention &retention() const { return retention_; }
   void set_hint(int32_t block, uint32_t hint);
   void end_hint(uint32_t hint);
@@ -220,9 +228,17 @@ class BlockStore {
                         uint32_t namespace_index);
   void evict_victims(int64_t count, int32_t *out_blocks, int32_t holders, uint32_t namespace_index);
   void offer_to_tier(const int32_t *blocks, int64_t count);
+  int32_t priority_of(int32_t block) const { return eviction_.level_priority(retention_.level_of(block)); }
+  // Before there may be one more level. Throws std::bad_alloc.
+  void reserve_owned_level() {
+    if (namespaces_.has_quotas() && owned_room_ <= eviction_.num_levels()) grow_owned_room();
+  }
+  void grow_owned_room();
+  std::vector<OwnedList>::iterator find_owned_list(NamespaceRecord *owner, int32_t priority);
   void append_owned(NamespaceRecord *owner, int32_t block);
   void remove_owned(NamespaceRecord *owner, int32_t block);
   Status validate_namespaces() const;
+  Status validate_owned(uint32_t namespace_index) const;
   void free_to_pool(const int32_t *blocks, int64_t count);
   void move_block(int32_t from, int32_t to);
   void resize_arrays();
@@ -242,6 +258,7 @@ class BlockStore {
     int32_t previous = kNoBlock, next = kNoBlock;
   };
   std::vector<OwnedLink> owned_links_;  // [num_blocks] once there was a quota
+  size_t owned_room_ = 0;  // lists that each namespace with a quota has room for: as many as there are levels, or more
   EventLog *events_ = nullptr;
   HostTier *tier_ = nullptr;
   std::vector<uint8_t> hits_;  // [num_blocks] since it was registered, if the tier counts them

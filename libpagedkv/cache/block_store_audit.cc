@@ -102,23 +102,42 @@ Status BlockStore::validate_namespaces() const {
     if (record.is_live && namespaces_.find(record.id) != index) {
       return fail(PKV_INTERNAL, "namespace %" PRIu64 " is not found by its id", record.id);
     }
-    int64_t num_owned = 0;
-    int32_t previous = kNoBlock;
-    for (int32_t block = record.first_own; block != kNoBlock; block = owned_links_[block].next) {
-      if (owned_links_[block].previous != previous || records_[block].namespace_index != index || !is_cached(block) ||
-          ++num_owned > record.cached) {
-        return fail(PKV_INTERNAL, "the list of namespace %" PRIu64 " breaks at block %d", record.id, block);
-      }
-      previous = block;
-    }
-    if (record.quota != 0 && (num_owned != record.cached || previous != record.last_own)) {
-      return fail(PKV_INTERNAL, "the list of namespace %" PRIu64 " has %" PRId64 " of its %" PRId64 " cached blocks",
-                  record.id, num_owned, record.cached);
-    }
+    PKV_TRY(validate_owned(index));
   }
   if (num_live != namespaces_.num_live()) {
     return fail(PKV_INTERNAL, "%" PRId64 " namespaces are live, but %" PRId64 " are counted", num_live,
                 namespaces_.num_live());
+  }
+  return PKV_OK;
+}
+
+Status BlockStore::validate_owned(uint32_t namespace_index) const {
+  const NamespaceRecord &record = namespaces_[namespace_index];
+  int64_t num_owned = 0;
+  for (size_t i = 0; i < record.owned.size(); ++i) {
+    const OwnedList &list = record.owned[i];
+    int32_t previous = kNoBlock;
+    for (int32_t block = list.first; block != kNoBlock; block = owned_links_[block].next) {
+      if (owned_links_[block].previous != previous || records_[block].namespace_index != namespace_index ||
+          !is_cached(block) || priority_of(block) != list.priority ||
+          ++num_owned > record.cached) {
+        return fail(PKV_INTERNAL, "the list of namespace %" PRIu64 " and priority %d breaks at block %d", record.id,
+                    list.priority, block);
+      }
+      previous = block;
+    }
+    if (previous == kNoBlock || previous != list.last || (i > 0 && record.owned[i - 1].priority <= list.priority)) {
+      return fail(PKV_INTERNAL, "the list of namespace %" PRIu64 " and priority %d ends at block %d, or is out of order",
+                  record.id, list.priority, previous);
+    }
+  }
+  if (num_owned != (record.quota != 0 ? record.cached : 0)) {
+    return fail(PKV_INTERNAL, "the lists of namespace %" PRIu64 " have %" PRId64 " of its %" PRId64 " cached blocks",
+                record.id, num_owned, record.cached);
+  }
+  if (record.quota != 0 && (owned_room_ < eviction_.num_levels() || record.owned.capacity() < owned_room_)) {
+    return fail(PKV_INTERNAL, "namespace %" PRIu64 " has room for %zu lists, but there are %zu levels", record.id,
+                record.owned.capacity(), eviction_.num_levels());
   }
   return PKV_OK;
 }

@@ -81,8 +81,9 @@ void BlockStore::move_block(int32_t from, int32_t to) {
   if (is_cached(to) && namespaces_[record.namespace_index].quota != 0) {
     NamespaceRecord &owner = namespaces_[record.namespace_index];
     const OwnedLink link = owned_links_[to] = owned_links_[from];
-    (link.previous == kNoBlock ? owner.first_own : owned_links_[link.previous].next) = to;
-    (link.next == kNoBlock ? owner.last_own : owned_links_[link.next].previous) = to;
+    const auto list = find_owned_list(&owner, priority_of(to));
+    (link.previous == kNoBlock ? list->first : owned_links_[link.previous].next) = to;
+    (link.next == kNoBlock ? list->last : owned_links_[link.next].previous) = to;
   }
   if (events_ != nullptr && record.is_hashed) {
     events_->copy_name(from, to);

@@ -45,6 +45,7 @@ class Eviction {
   void retain_level(uint32_t level) { ++levels_[level].references; }
   void release_level(uint32_t level);
   int32_t level_priority(uint32_t level) const { return levels_[level].priority; }
+  size_t num_levels() const { return levels_.size(); }  // at least of those in use
 
   // Blocks of level 0 that nobody holds any more, linked while they are in the nearest cache and queued together.
   struct Run {
@@ -98,7 +99,6 @@ class Eviction {
       }
     }
   }
-  bool has_several_levels() const { return order_.size() > 1; }
   const char *queue_name(int32_t block) const;
   int32_t num_hits(int32_t block) const;  // that the policy remembers
 

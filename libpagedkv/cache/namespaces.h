@@ -17,6 +17,12 @@
 
 namespace pkv {
 
+// Cached blocks of one namespace and one retention priority, least recently released first.
+struct OwnedList {
+  int32_t priority = 0;
+  int32_t first = kNoBlock, last = kNoBlock;
+};
+
 struct NamespaceRecord {
   uint64_t id = 0;
   uint32_t epoch = 0;
@@ -29,8 +35,7 @@ struct NamespaceRecord {
   int64_t queried_tokens = 0, hit_tokens = 0, evictions = 0;
   int64_t planned = 0;     // blocks more, while a call is planned; zero between calls
   bool is_planned = false;
-  // With a quota: its cached blocks, least recently released first.
-  int32_t first_own = kNoBlock, last_own = kNoBlock;
+  std::vector<OwnedList> owned;  // with a quota: all its cached blocks, highest priority first; no list is empty
 };
 
 class Namespaces {

@@ -131,13 +131,12 @@ Status Cache::set_retention(pkv_sequence id, int64_t start, int64_t end, int32_t
   const int64_t last = start == end ? first : divide_up(end, layout_.block_size());
   if (last > first) {
     if (ttl_ms != 0) deadlines_.reserve_one();
-    Retention &retention = blocks_.retention();
-    const uint32_t hint = retention.create_hint(priority, last - first, ttl_ms != 0);
+    const uint32_t hint = blocks_.create_hint(priority, last - first, ttl_ms != 0);
     for (int64_t i = first; i < last; ++i) {
       if (sequence->table[i] != kNoBlock) blocks_.set_hint(sequence->table[i], hint);
     }
     if (ttl_ms != 0) {
-      deadlines_.push({Deadlines::after(Clock::now(), ttl_ms), hint, retention.hint_generation(hint), false});
+      deadlines_.push({Deadlines::after(Clock::now(), ttl_ms), hint, blocks_.retention().hint_generation(hint), false});
     }
   }
   ++serial_;

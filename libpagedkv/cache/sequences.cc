@@ -124,7 +124,7 @@ Status Cache::plan_open(int64_t i, const int64_t *tokens, int64_t num_tokens, co
 
 // Throws std::bad_alloc. finish_open must follow.
 void Cache::acquire_level(Sequence *sequence) {
-  sequence->level = blocks_.eviction().acquire_level(blocks_.retention().follows_priority() ? sequence->priority : 0);
+  sequence->level = blocks_.acquire_level(blocks_.retention().follows_priority() ? sequence->priority : 0);
 }
 
 // Opens the record on top of the closed ones. blocks: [item.num_hit]

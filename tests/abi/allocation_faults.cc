@@ -283,6 +283,10 @@ const Call kCalls[] = {
     {"close what was received",
      [](World &w) { return pkv_sequence_close(w.cache, w.sequences[12], PKV_STREAM_OF_SEQUENCE); }},
     {"set_quota", [](World &w) { return pkv_namespace_set_quota(w.cache, 77, 10); }},
+    {"set_retention beside a quota",
+     [](World &w) { return pkv_sequence_set_retention(w.cache, w.sequences[1], 0, 8, 6, 1000000); }},
+    {"set_retention to one level more",
+     [](World &w) { return pkv_sequence_set_retention(w.cache, w.sequences[1], 8, 16, 7, 1000000); }},
     {"sequence save",
      [](World &w) {
        const pkv_snapshot_io io = make_io(w);
