@@ -1,5 +1,6 @@
 // Drives a small cache through the C ABI from bytes, and compares it with the model after every call. A call is chosen by
 // a byte, and so is everything about it; when the bytes have run out everything is closed and must be free again.
+// One run of eight has a larger cache, where whole runs of blocks are settled and evicted: see kLarge.
 //   fuzz_cache.cc: set-up, choice of calls, refusals     fuzz_moves.cc: accept, shift
 //   fuzz_sequences.cc: one sequence in a call            fuzz_prefixes.cc: prefixes, pins, namespaces, eviction
 //   fuzz_steps.cc: prepare, tables, discard              fuzz_snapshots.cc: save and load
@@ -26,12 +27,37 @@ class Bytes {
   Bytes(const uint8_t *data, size_t size) : data_(data), end_(data + size) {}
   bool is_empty() const { return data_ == end_; }
   // 0 to bound - 1; 0 once the bytes have run out.
-  int64_t take(int64_t bound) { return is_empty() ? 0 : *data_++ % bound; }
+  int64_t take(int64_t bound) {
+    if (!is_stretched_) return is_empty() ? 0 : *data_++ % bound;
+    state_ = state_ * 6364136223846793005u + 1442695040888963407u;
+    return static_cast<int64_t>(state_ >> 33) % bound;
+  }
   bool take_one_in(int64_t n) { return take(n) == n - 1; }
+  // Until shrink, two bytes decide on all that is taken.
+  void stretch() {
+    const int64_t high = take(256);
+    state_ = static_cast<uint64_t>(high << 8 | take(256));
+    is_stretched_ = true;
+  }
+  void shrink() { is_stretched_ = false; }
 
  private:
   const uint8_t *data_, *end_;
+  bool is_stretched_ = false;
+  uint64_t state_ = 0;
 };
+
+// How much there may be of what in a run.
+struct Limits {
+  int64_t num_sequences, num_many;         // open, and opened or forked by one call
+  int64_t num_per_step, tokens_per_step;   // in a batch
+  int64_t num_long_blocks, prompt_tokens;  // of tokens taken at once, 0: never so many; and in all
+  int64_t num_calls;
+};
+constexpr Limits kSmall = {8, 3, 6, 128, 0, 100, INT64_MAX};
+// Runs of 16 blocks: two and more of them in an append, sequences enough to fill one in a step, and evictions beyond one.
+// Every call is checked, which takes longer here, so there are few.
+constexpr Limits kLarge = {40, 32, 32, 2048, 60, 1200, 200};
 
 // What the last prepare of a batch did, for its discard.
 struct PreparedStep {
@@ -70,7 +96,6 @@ class Driver {
  private:
   static constexpr int kNumBatches = 2, kStepper = kNumBatches;  // and one for steps ahead
   static constexpr int64_t kMostTransfers = 3;
-  static constexpr int64_t kMostSequences = 8, kMostPerStep = 6, kMostTokensPerStep = 128;
   static constexpr int64_t kLong = int64_t{1} << 40;  // milliseconds that never pass
 
   struct Call {
@@ -87,10 +112,14 @@ class Driver {
   void check_shortage(pkv_status status);
   void print_state(const char *next) const;
   bool has_sequences() const { return !model_->sequences.empty(); }
-  bool is_full() const { return static_cast<int64_t>(model_->sequences.size()) >= kMostSequences; }
+  bool is_large() const { return limits_.num_long_blocks > 0; }
+  bool is_full() const { return static_cast<int64_t>(model_->sequences.size()) >= limits_.num_sequences; }
   Sequence &pick();
   std::vector<Sequence *> pick_some(int64_t most);
   std::vector<int64_t> take_tokens(int64_t count);
+  // How many tokens: less than `few`, or in a large cache now and then whole blocks of them.
+  int64_t take_count(int64_t few);
+  int32_t take_block_size();
   Prompt take_prompt();
   std::vector<Scope> take_scopes();
   void refresh(Prompt *prompt) const;  // as of today
@@ -191,6 +220,7 @@ class Driver {
 
   Bytes bytes_;
   Setup setup_;
+  Limits limits_ = kSmall;
   bool is_traced_ = false, had_regions_ = false;
   std::string trace_path_;
   pkv_cache *cache_ = nullptr;

@@ -17,7 +17,8 @@ bool Driver::spoil(std::vector<pkv_sequence> *ids) {
 }
 
 void Driver::open_many() {
-  const int64_t num_sequences = std::min(bytes_.take(4), kMostSequences - static_cast<int64_t>(model_->sequences.size()));
+  const int64_t room = limits_.num_sequences - static_cast<int64_t>(model_->sequences.size());
+  const int64_t num_sequences = std::min(bytes_.take(limits_.num_many + 1), room);
   std::vector<Prompt> prompts;
   std::vector<std::unique_ptr<OpenOptions>> own_options;
   std::vector<pkv_open_options> options;
@@ -45,7 +46,8 @@ void Driver::open_many() {
 }
 
 void Driver::fork_many() {
-  const int64_t num_sequences = std::min(bytes_.take(4), kMostSequences - static_cast<int64_t>(model_->sequences.size()));
+  const int64_t room = limits_.num_sequences - static_cast<int64_t>(model_->sequences.size());
+  const int64_t num_sequences = std::min(bytes_.take(limits_.num_many + 1), room);
   if (!has_sequences()) return open();
   std::vector<Sequence> children;
   std::vector<pkv_sequence> parents;
@@ -75,7 +77,7 @@ void Driver::fork_many() {
 }
 
 void Driver::commit_many() {
-  const std::vector<Sequence *> members = pick_some(kMostSequences);
+  const std::vector<Sequence *> members = pick_some(limits_.num_sequences);
   std::vector<pkv_sequence> ids = ids_of(members);
   std::vector<int64_t> firsts, counts, tokens;
   for (const Sequence *member : members) {
@@ -106,7 +108,7 @@ void Driver::commit_many() {
 }
 
 void Driver::truncate_many() {
-  const std::vector<Sequence *> members = pick_some(kMostSequences);
+  const std::vector<Sequence *> members = pick_some(limits_.num_sequences);
   std::vector<pkv_sequence> ids = ids_of(members);
   std::vector<int64_t> lengths;
   bool may_be_refused = false;
@@ -151,7 +153,7 @@ void Driver::close_many() {
 }
 
 void Driver::reorder() {
-  const std::vector<Sequence *> members = pick_some(kMostSequences);
+  const std::vector<Sequence *> members = pick_some(limits_.num_sequences);
   std::vector<pkv_sequence> ids = ids_of(members);
   std::vector<int64_t> sources;
   for (size_t i = 0; i < members.size(); ++i) sources.push_back(bytes_.take(static_cast<int64_t>(members.size())));

@@ -47,8 +47,10 @@ const Driver::Call Driver::kCalls[] = {
 };
 
 Driver::Driver(const uint8_t *data, size_t size) : bytes_(data, size) {
-  setup_.block_size = static_cast<int32_t>(1 + bytes_.take(5));
-  setup_.num_blocks = 1 + bytes_.take(14);
+  const int64_t size_class = bytes_.take(256);
+  if (size_class >= 224) limits_ = kLarge;
+  setup_.block_size = is_large() ? take_block_size() : static_cast<int32_t>(1 + size_class % 5);
+  setup_.num_blocks = is_large() ? 40 + bytes_.take(101) : 1 + bytes_.take(14);
   setup_.max_num_blocks = setup_.num_blocks + 4;
   setup_.eviction = static_cast<pkv_eviction>(bytes_.take(6));
   setup_.has_prefix_cache = !bytes_.take_one_in(8);
@@ -62,6 +64,10 @@ Driver::Driver(const uint8_t *data, size_t size) : bytes_(data, size) {
   setup_.low_water = bytes_.take(4);
   const int64_t capacities[] = {0, 4096, 3};
   setup_.event_capacity = capacities[bytes_.take(3)];
+  if (is_large() && bytes_.take(2) == 0) {  // what keeps a step from settling whole runs
+    setup_.has_partial_reuse = false;
+    setup_.window = setup_.sinks = setup_.event_capacity = 0;
+  }
   pkv_layer_info layer;
   cache_ = setup_.create(&layer);
   if (bytes_.take_one_in(128)) {
@@ -72,15 +78,16 @@ Driver::Driver(const uint8_t *data, size_t size) : bytes_(data, size) {
   for (int i = 0; i <= kStepper; ++i) {
     pkv_batch_options options = {};
     options.struct_size = sizeof options;
-    options.max_sequences = kMostPerStep;
-    options.max_tokens = kMostTokensPerStep;
+    options.max_sequences = limits_.num_per_step;
+    options.max_tokens = limits_.tokens_per_step;
     options.max_sequence_length = i == 0 || setup_.window > 0 ? 0 : setup_.max_num_blocks * setup_.block_size;
     if (i == kStepper) options.max_sequence_length = longest_stepped();
     options.formats = PKV_FORMAT_CSR;
     REQUIRE(pkv_batch_create(cache_, &options, &batches_[i]) == PKV_OK);
   }
   model_ = std::make_unique<Model>(cache_, layer, setup_);
-  model_->sequences.reserve(2 * kMostSequences);  // a call that adds some leaves the others where they are
+  // A call that adds some leaves the others where they are.
+  model_->sequences.reserve(static_cast<size_t>(2 * limits_.num_sequences));
 }
 
 Driver::~Driver() {
@@ -92,14 +99,16 @@ Driver::~Driver() {
 void Driver::run() {
   int total = 0;
   for (const Call &call : kCalls) total += call.weight;
-  while (!bytes_.is_empty()) {
+  for (int64_t i = 0; i < limits_.num_calls && !bytes_.is_empty(); ++i) {
     before_ = model_->stats();
     namespaces_before_ = namespaces_;
     int64_t chosen = bytes_.take(total);
     const Call *call = kCalls;
     while (chosen >= call->weight) chosen -= (call++)->weight;
+    if (is_large()) bytes_.stretch();
     if (prints_calls) print_state(call->name);
     (this->*call->make)();
+    bytes_.shrink();
     stepping_.is_fresh = false;
     ++num_calls;
     read_events();
@@ -189,13 +198,22 @@ std::vector<int64_t> Driver::take_tokens(int64_t count) {
   return tokens;
 }
 
+int64_t Driver::take_count(int64_t few) {
+  return is_large() && bytes_.take_one_in(3) ? bytes_.take(limits_.num_long_blocks * setup_.block_size + 1) : bytes_.take(few);
+}
+
+int32_t Driver::take_block_size() {
+  constexpr int32_t kLargeSizes[] = {1, 2, 4, 16};
+  return is_large() ? kLargeSizes[bytes_.take(4)] : static_cast<int32_t>(1 + bytes_.take(5));
+}
+
 std::vector<Scope> Driver::take_scopes() {
   std::vector<Scope> scopes = {{0, 0, 0}};
   if (bytes_.take_one_in(6)) scopes[0].id = static_cast<uint64_t>(bytes_.take(kNumNamespaces));
   if (bytes_.take_one_in(5)) {
     const int64_t num_regions = 1 + bytes_.take(2);
     for (int64_t i = 0; i < num_regions; ++i) {
-      const int64_t start = scopes.back().start + 1 + bytes_.take(8);
+      const int64_t start = scopes.back().start + 1 + take_count(8);
       scopes.push_back({start, static_cast<uint64_t>(bytes_.take(kNumNamespaces)), 0});
     }
   }
@@ -213,9 +231,10 @@ Prompt Driver::take_prompt() {
   if (kind == 1 && has_sequences()) prompt = pick();
   if (kind >= 2 && !past_.empty()) prompt = past_[static_cast<size_t>(bytes_.take(static_cast<int64_t>(past_.size())))];
   if (prompt.tokens.empty() || bytes_.take_one_in(6)) prompt.scopes = take_scopes();
-  const std::vector<int64_t> more = take_tokens(bytes_.take(9));
+  const std::vector<int64_t> more = take_tokens(take_count(9));
   prompt.tokens.insert(prompt.tokens.end(), more.begin(), more.end());
-  if (prompt.tokens.size() > 100) prompt.tokens.resize(100);
+  const size_t most = static_cast<size_t>(limits_.prompt_tokens);
+  if (prompt.tokens.size() > most) prompt.tokens.resize(most);
   had_regions_ = had_regions_ || prompt.scopes.size() > 1;
   refresh(&prompt);
   if (prints_calls) {

@@ -126,9 +126,9 @@ void Driver::evict_to_low_water() {
 
 void Driver::preempt() {
   const int64_t n = bytes_.take(setup_.num_blocks + 1);
-  pkv_sequence victims[kMostSequences];
+  std::vector<pkv_sequence> victims(static_cast<size_t>(limits_.num_sequences));
   int64_t count = -1;
-  const pkv_status status = pkv_cache_victims(cache_, n, victims, kMostSequences, &count);
+  const pkv_status status = pkv_cache_victims(cache_, n, victims.data(), limits_.num_sequences, &count);
   const int64_t most = before_.held_blocks - before_.pinned_blocks;
   int64_t num_sent = 0;  // at most: closing their sequences does not free them
   for (const Transfer &transfer : model_->transfers) {

@@ -19,6 +19,7 @@ void Driver::adopt(const Prompt &prompt, pkv_sequence id, int64_t num_cached) {
 
 void Driver::open() {
   if (is_full()) return close();
+  if (is_large() && bytes_.take_one_in(4)) return open_many();
   const Prompt prompt = take_prompt();
   OpenOptions options(prompt);
   options.priority = static_cast<int32_t>(bytes_.take(3)) - 1;
@@ -38,7 +39,7 @@ void Driver::rematch() {
   if (!has_sequences()) return open();
   Sequence &sequence = pick();
   Prompt prompt = sequence;
-  const std::vector<int64_t> more = take_tokens(bytes_.take(9));
+  const std::vector<int64_t> more = take_tokens(take_count(9));
   prompt.tokens.insert(prompt.tokens.end(), more.begin(), more.end());
   const int64_t least = model_->least_cached(prompt);
   int64_t num_cached = -1;
@@ -66,7 +67,7 @@ std::vector<int64_t> Driver::conceal(const std::vector<int64_t> &tokens) {
 void Driver::append() {
   if (!has_sequences()) return open();
   Sequence &sequence = pick();
-  append_to(&sequence, take_tokens(bytes_.take(10)), false);
+  append_to(&sequence, take_tokens(take_count(10)), false);
 }
 
 void Driver::append_to(Sequence *sequence, const std::vector<int64_t> &tokens, bool must_fit) {
@@ -86,7 +87,7 @@ void Driver::append_to(Sequence *sequence, const std::vector<int64_t> &tokens, b
 void Driver::reserve() {
   if (!has_sequences()) return open();
   Sequence &sequence = pick();
-  const int64_t count = bytes_.take(12);
+  const int64_t count = take_count(12);
   const pkv_status status = pkv_sequence_reserve(cache_, sequence.id, count);
   if (status != PKV_OK) return check_shortage(status);
   if (bytes_.take(2) == 0) return;

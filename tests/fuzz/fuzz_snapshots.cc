@@ -59,7 +59,8 @@ struct OtherCache {
   pkv_layer_info layer;
   OtherCache(const Setup &like, int64_t block_size, pkv_kv_order order) : setup(like) {
     setup.block_size = static_cast<int32_t>(block_size);
-    setup.num_blocks = 160;  // enough for anything here, were it of one token a block
+    // Enough for anything here, were it of one token a block.
+    setup.num_blocks = std::max<int64_t>(160, like.max_num_blocks * like.block_size + 70);
     setup.max_num_blocks = 0;
     setup.order = order;
     cache = setup.create(&layer);
@@ -101,7 +102,7 @@ void Driver::save_sequence() {
   check_refusal(PKV_OK);
   if (bytes_.take_one_in(3)) check_damaged(snapshot, true);
 
-  const OtherCache other(setup_, 1 + bytes_.take(5), bytes_.take(2) == 0 ? PKV_TOKEN_HEAD : PKV_HEAD_TOKEN);
+  const OtherCache other(setup_, take_block_size(), bytes_.take(2) == 0 ? PKV_TOKEN_HEAD : PKV_HEAD_TOKEN);
   pkv_sequence id = 0;
   REQUIRE(load_sequence_into(other.cache, snapshot, nullptr, &id) == PKV_OK);
   REQUIRE(pkv_cache_check(other.cache) == PKV_OK);
@@ -152,7 +153,7 @@ void Driver::save_prefixes() {
   check_refusal(PKV_OK);
   if (bytes_.take_one_in(3)) check_damaged(snapshot, false);
 
-  const int64_t block_size = 1 + bytes_.take(5);
+  const int64_t block_size = take_block_size();
   const OtherCache other(setup_, block_size, bytes_.take(2) == 0 ? PKV_TOKEN_HEAD : PKV_HEAD_TOKEN);
   int64_t count = -1;
   const pkv_status loaded = load_prefixes_into(other.cache, snapshot, &count);

@@ -40,14 +40,14 @@ bool Driver::is_read_beyond(const Stepper &stepper) {
 }
 
 void Driver::prepare_ahead() {
-  const std::vector<Sequence *> members = pick_some(kMostPerStep);
+  const std::vector<Sequence *> members = pick_some(limits_.num_per_step);
   const std::vector<int64_t> counts(members.size(), 1);
   const std::vector<int64_t> tokens = take_tokens(static_cast<int64_t>(members.size()));
   const std::vector<int64_t> told = conceal(tokens);
   pkv_prepare_options options = {};
   options.struct_size = sizeof options;
   options.register_blocks = bytes_.take_one_in(6) ? PKV_OFF : PKV_DEFAULT;
-  options.pad_sequences = options.pad_tokens = bytes_.take_one_in(3) ? kMostPerStep : 0;
+  options.pad_sequences = options.pad_tokens = bytes_.take_one_in(3) ? limits_.num_per_step : 0;
   options.steps_ahead = 1 + bytes_.take(9);
   const bool fits = std::all_of(members.begin(), members.end(), [&](const Sequence *member) {
     return member->length() + 1 + options.steps_ahead <= longest_stepped();

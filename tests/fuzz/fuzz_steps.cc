@@ -36,10 +36,12 @@ pkv_status Driver::prepare_step(int which, const std::vector<Sequence *> &member
 
 void Driver::prepare() {
   const int which = static_cast<int>(bytes_.take(kNumBatches));
-  const std::vector<Sequence *> members = pick_some(kMostPerStep);
+  const std::vector<Sequence *> members = pick_some(limits_.num_per_step);
   std::vector<int64_t> counts, tokens;
+  const bool completes_blocks = is_large() && bytes_.take(2) == 0;  // one of each member
   for (size_t i = 0; i < members.size(); ++i) {
-    counts.push_back(bytes_.take(7));
+    counts.push_back(i == 0 ? take_count(7) : bytes_.take(7));
+    if (completes_blocks) counts.back() = setup_.block_size - members[i]->length() % setup_.block_size;
     const std::vector<int64_t> own = take_tokens(counts.back());
     tokens.insert(tokens.end(), own.begin(), own.end());
   }
@@ -48,8 +50,8 @@ void Driver::prepare() {
   options.struct_size = sizeof options;
   const int64_t mode = bytes_.take(6);
   options.register_blocks = mode == 0 ? PKV_OFF : PKV_DEFAULT;
-  options.pad_sequences = mode == 1 ? kMostPerStep : 0;
-  options.pad_tokens = mode == 1 ? kMostTokensPerStep : 0;
+  options.pad_sequences = mode == 1 ? limits_.num_per_step : 0;
+  options.pad_tokens = mode == 1 ? limits_.tokens_per_step : 0;
   const pkv_status status = prepare_step(which, members, counts, told, options);
   if (status != PKV_OK) return check_shortage(status);
   const bool fails = bytes_.take(5) == 0;

@@ -71,7 +71,7 @@ void Driver::commit_transfer() {
   Transfer &transfer = pick_transfer();
   const int64_t room = static_cast<int64_t>(transfer.blocks.size()) * setup_.block_size;
   std::vector<int64_t> &tokens = transfer.prompt.tokens;
-  const std::vector<int64_t> more = take_tokens(bytes_.take(9));
+  const std::vector<int64_t> more = take_tokens(take_count(9));
   tokens.insert(tokens.end(), more.begin(), more.end());
   const bool is_too_long = bytes_.take_one_in(16);
   tokens.resize(static_cast<size_t>(is_too_long ? room + 1 : std::min<int64_t>(static_cast<int64_t>(tokens.size()), room)));
