@@ -110,6 +110,18 @@ struct Call {
 };
 
 const Call kCalls[] = {
+    // Both stay until the end: what they make calls allocate fails too.
+    {"log", [](World &) { return pkv_set_log_callback([](pkv_log_level, const char *, void *) {}, nullptr); }},
+    {"ranges", [](World &) { return pkv_set_range_callbacks([](const char *, void *) {}, [](void *) {}, nullptr); }},
+    {"layout", [](World &) { return describe_layout(); }},
+    {"layer", [](World &) { return describe_layer(); }},
+    {"fingerprint", [](World &) { return fingerprint_layout(); }},
+    {"hash of a block",
+     [](World &w) {
+       uint8_t hash[32];
+       return pkv_block_hash(nullptr, 1, w.tokens, BLOCK_SIZE, hash);
+     }},
+    {"device query", [](World &) { return query_device(); }, [](World &) {}},
     {"pool create",
      [](World &w) {
        pkv_pool_options options = {};
@@ -126,6 +138,15 @@ const Call kCalls[] = {
     {"pool allocate", [](World &w) { return pkv_pool_allocate(w.pool, 4, w.pool_blocks); }},
     {"pool copy", [](World &w) { return pkv_pool_copy_blocks(w.pool, w.pool_blocks, w.pool_blocks + 1, 3, nullptr); }},
     {"pool zero", [](World &w) { return pkv_pool_zero_blocks(w.pool, w.pool_blocks, 4, nullptr); }},
+    {"pool retain", [](World &w) { return pkv_pool_retain(w.pool, w.pool_blocks, 4); }},
+    {"pool free one hold", [](World &w) { return pkv_pool_free(w.pool, w.pool_blocks, 4); }},
+    {"pool statistics",
+     [](World &w) {
+       pkv_pool_stats stats = {};
+       stats.struct_size = sizeof stats;
+       return pkv_pool_get_stats(w.pool, &stats);
+     },
+     [](World &) {}},
     {"pool resize", [](World &w) { return pkv_pool_resize(w.pool, 4096); }},
     {"pool shrink", [](World &w) { return pkv_pool_resize(w.pool, 2048); }},
     {"pool free", [](World &w) { return pkv_pool_free(w.pool, w.pool_blocks, 4); }},
@@ -159,6 +180,18 @@ const Call kCalls[] = {
     {"rematch beside tiers",
      [](World &w) { return pkv_sequence_rematch(w.tiered, w.preempted, w.tokens, kTokens, nullptr); }},
     {"forget in tiers", [](World &w) { return pkv_namespace_invalidate(w.tiered, 0, nullptr); }},
+    {"close beside tiers again", [](World &w) { return pkv_sequence_close(w.tiered, w.preempted, nullptr); }},
+    {"reset beside tiers", [](World &w) { return pkv_cache_reset(w.tiered); }},
+    {"cache create of int8", [](World &w) { return create_quantised(&w.quantised); },
+     [](World &w) {
+       pkv_cache_destroy(w.quantised);
+       w.quantised = nullptr;
+     }},
+    {"set scales",
+     [](World &w) {
+       const float scales[] = {0.5f, 2.0f};
+       return pkv_cache_set_kv_scales(w.quantised, 1, scales, scales);
+     }},
     {"trace start", [](World &w) { return pkv_trace_start(w.cache, w.path); }},
     {"trace stop", [](World &w) { return pkv_trace_stop(w.cache); }},
     {"batch create",
@@ -207,6 +240,35 @@ const Call kCalls[] = {
      [](World &w) {
        const pkv_tensor rows = make_rows(w, 8);
        return pkv_gather_kv(w.cache, 0, w.batch, 1, 4, 8, &rows, &rows, nullptr);
+     }},
+    {"scatter_kv",
+     [](World &w) {
+       const pkv_tensor rows = make_rows(w, 8);
+       return pkv_scatter_kv(w.cache, 0, w.batch, 1, 4, 8, &rows, &rows, nullptr);
+     }},
+    {"merge states",
+     [](World &w) {
+       const pkv_tensor rows = make_rows(w, 8);
+       pkv_tensor lse = rows;
+       lse.ndim = 2;
+       return pkv_merge_states("host", &rows, &lse, &rows, &lse, &rows, &lse, nullptr);
+     }},
+    {"table",
+     [](World &w) {
+       TakenArray taken;
+       return pkv_batch_get_table(w.batch, PKV_BLOCK_TABLE, &taken.array);
+     }},
+    {"table on the device",
+     [](World &w) {
+       TakenArray taken;
+       return pkv_batch_get_device_table(w.batch, PKV_BLOCK_TABLE, &taken.array);
+     }},
+    {"regions",
+     [](World &w) {
+       pkv_memory_region region = {};
+       region.struct_size = sizeof region;
+       int64_t count = 0;
+       return pkv_cache_get_regions(w.cache, &region, 1, &count);
      }},
     {"commit", [](World &w) { return pkv_sequence_commit(w.cache, w.sequences[0], w.tokens, 2); }},
     {"truncate", [](World &w) { return pkv_sequence_truncate(w.cache, w.sequences[0], kTokens + 4); }},
@@ -380,7 +442,7 @@ const Call kCalls[] = {
     {"shift", [](World &w) { return pkv_sequence_shift(w.shifting, w.sequences[15], 2, 3, nullptr); }},
     {"a window that passes",
      [](World &w) { return pkv_sequence_append(w.shifting, w.sequences[15], w.tokens, 2 * kTokens, nullptr); }},
-    {"cache create over several devices", [](World &w) { return create_over_several(&w.several); },
+    {"cache create over several devices", [](World &w) { return create_over_several(&w.several, PKV_SHARD_HEADS); },
      [](World &w) {
        pkv_cache_destroy(w.several);
        w.several = nullptr;
@@ -415,6 +477,55 @@ const Call kCalls[] = {
        const pkv_snapshot_io io = make_io(w);
        return pkv_sequence_load(w.several, &io, nullptr, nullptr, &w.sequences[12]);
      }},
+    {"table of a second device",
+     [](World &w) {
+       TakenArray taken;
+       return pkv_batch_get_shard_table(w.several_batch, PKV_BLOCK_TABLE, 1, &taken.array);
+     }},
+    {"gather from a second device",
+     [](World &w) {
+       const pkv_tensor rows = make_rows(w, 4, 1);
+       return pkv_gather_shard_kv(w.several, 1, 0, w.several_batch, 0, 2, 4, &rows, &rows, nullptr);
+     }},
+    {"scatter to a second device",
+     [](World &w) {
+       const pkv_tensor rows = make_rows(w, 4, 1);
+       return pkv_scatter_shard_kv(w.several, 1, 0, w.several_batch, 0, 2, 4, &rows, &rows, nullptr);
+     }},
+    {"cache create, parallel", [](World &w) { return create_over_several(&w.parallel, PKV_SHARD_SEQUENCES); },
+     [](World &w) {
+       pkv_cache_destroy(w.parallel);
+       w.parallel = nullptr;
+     }},
+    {"part of a cache",
+     [](World &w) {
+       pkv_cache *part = nullptr;
+       return pkv_cache_get_part(w.parallel, 1, &part);
+     }},
+    {"batch create, parallel",
+     [](World &w) {
+       const pkv_batch_options options = make_batch_options(PKV_FORMAT_CSR);
+       return pkv_batch_create(w.parallel, &options, &w.parallel_batch);
+     }},
+    {"open, parallel",
+     [](World &w) { return pkv_sequence_open(w.parallel, w.tokens, kTokens, nullptr, &w.sequences[11], nullptr); }},
+    {"prepare, parallel",
+     [](World &w) {
+       const int64_t counts[] = {10};
+       const pkv_prepare_options options = make_prepare_options();
+       return pkv_batch_prepare(w.parallel_batch, &w.sequences[11], counts, 1, w.tokens, 10, &options);
+     }},
+    {"part of a batch",
+     [](World &w) {
+       pkv_batch *part = nullptr;
+       return pkv_batch_get_part(w.parallel_batch, 1, &part);
+     }},
+    {"migrate", [](World &w) { return migrate(w); }},
+    {"migrate back", [](World &w) { return migrate(w); }},
+    {"close, parallel", [](World &w) { return pkv_sequence_close(w.parallel, w.sequences[11], nullptr); }},
+    {"reset, parallel", [](World &w) { return pkv_cache_reset(w.parallel); }},
+    {"no ranges", [](World &) { return pkv_set_range_callbacks(nullptr, nullptr, nullptr); }},
+    {"no log", [](World &) { return pkv_set_log_callback(nullptr, nullptr); }},
 };
 
 int64_t num_faults = 0;
@@ -465,6 +576,9 @@ void run_world(bool with_faults) {
   unlink(world.tier_path);
   pkv_batch_destroy(world.several_batch);
   pkv_cache_destroy(world.several);
+  pkv_batch_destroy(world.parallel_batch);
+  pkv_cache_destroy(world.parallel);
+  pkv_cache_destroy(world.quantised);
   pkv_pool_destroy(world.pool);
   unlink(world.path);
 }

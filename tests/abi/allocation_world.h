@@ -15,7 +15,8 @@ struct World {
   pkv_pool *pool = nullptr;
   int32_t pool_blocks[4] = {};
   pkv_cache *cache = nullptr, *shifting = nullptr, *several = nullptr, *tiered = nullptr;
-  pkv_batch *several_batch = nullptr;
+  pkv_cache *parallel = nullptr, *quantised = nullptr;
+  pkv_batch *several_batch = nullptr, *parallel_batch = nullptr;
   pkv_sequence preempted = 0;
   pkv_batch *batch = nullptr, *stepper = nullptr;
   pkv_resize *resize = nullptr;
@@ -40,7 +41,7 @@ std::string describe(const World &world) {
                   static_cast<long long>(stats.frees));
     text += line;
   }
-  for (pkv_cache *cache : {world.cache, world.shifting, world.several, world.tiered}) {
+  for (pkv_cache *cache : {world.cache, world.shifting, world.several, world.tiered, world.parallel, world.quantised}) {
     if (cache == nullptr) continue;
     CHECK_OK(pkv_cache_check(cache));
     pkv_cache_stats stats = get_cache_stats(cache);
@@ -61,13 +62,13 @@ std::string describe(const World &world) {
   return text;
 }
 
-pkv_tensor make_rows(World &world, int64_t num_tokens) {
+pkv_tensor make_rows(World &world, int64_t num_tokens, int64_t num_heads = NUM_KV_HEADS) {
   pkv_tensor tensor = {};
   tensor.data = world.rows;
   tensor.dtype = PKV_FLOAT32;
   tensor.ndim = 3;
   tensor.shape[0] = num_tokens;
-  tensor.shape[1] = NUM_KV_HEADS;
+  tensor.shape[1] = num_heads;
   tensor.shape[2] = HEAD_DIM;
   return tensor;
 }
@@ -77,6 +78,35 @@ pkv_snapshot_io make_io(const World &world) {
   io.struct_size = sizeof io;
   io.path = world.path;
   return io;
+}
+
+pkv_status query_device() {
+  pkv_device_info info = {};
+  info.struct_size = sizeof info;
+  return pkv_device_query("host", &info);
+}
+
+pkv_status describe_layout() {
+  const pkv_layer_group group = make_group();
+  const pkv_layout layout = make_layout(&group);
+  pkv_layout_info info = {};
+  info.struct_size = sizeof info;
+  return pkv_layout_describe(&layout, &info);
+}
+
+pkv_status describe_layer() {
+  const pkv_layer_group group = make_group();
+  const pkv_layout layout = make_layout(&group);
+  pkv_layer_info info = {};
+  info.struct_size = sizeof info;
+  return pkv_layout_layer(&layout, 1, &info);
+}
+
+pkv_status fingerprint_layout() {
+  const pkv_layer_group group = make_group();
+  const pkv_layout layout = make_layout(&group);
+  uint8_t digest[32];
+  return pkv_layout_fingerprint(&layout, "model", 5, digest);
 }
 
 pkv_status create_tiered(World &w) {
@@ -109,8 +139,16 @@ pkv_status create_cache(pkv_cache **out, bool shifts) {
   return pkv_cache_create(&options, out);
 }
 
+pkv_status create_quantised(pkv_cache **out) {
+  pkv_layer_group group = make_group();
+  group.dtype = PKV_INT8;
+  const pkv_layout layout = make_layout(&group);
+  const pkv_cache_options options = make_cache_options(&layout, 8);
+  return pkv_cache_create(&options, out);
+}
+
 // Over two devices: the second one's part may fail after the first one's.
-pkv_status create_over_several(pkv_cache **out) {
+pkv_status create_over_several(pkv_cache **out, pkv_shard shard) {
   const pkv_layer_group group = make_group();
   const pkv_layout layout = make_layout(&group);
   pkv_cache_options options = make_cache_options(&layout, 16);
@@ -118,7 +156,7 @@ pkv_status create_over_several(pkv_cache **out) {
   options.device = nullptr;
   options.devices = devices;
   options.num_devices = 2;
-  options.shard = PKV_SHARD_HEADS;
+  options.shard = shard;
   return pkv_cache_create(&options, out);
 }
 
@@ -128,6 +166,12 @@ struct TwoStreams {
   pkv_stream streams[2];
 };
 
+// An array that is given back behind the call that it was made for.
+struct TakenArray {
+  pkv_array array = {};
+  ~TakenArray() { pkv_array_release(&array); }
+};
+
 pkv_status prepare(World &world, int first, int count, int64_t tokens_each, pkv_toggle registers) {
   int64_t counts[16];
   for (int i = 0; i < count; ++i) counts[i] = tokens_each;
@@ -135,6 +179,12 @@ pkv_status prepare(World &world, int first, int count, int64_t tokens_each, pkv_
   options.register_blocks = registers;
   return pkv_batch_prepare(world.batch, world.sequences + first, counts, count, world.tokens, count * tokens_each,
                            &options);
+}
+
+pkv_status migrate(World &world) {
+  pkv_sequence *sequence = &world.sequences[11];
+  const int32_t other = 1 - get_sequence_info(world.parallel, *sequence).device_index;
+  return pkv_sequence_migrate(world.parallel, *sequence, other, nullptr, sequence);
 }
 
 pkv_open_options make_open_options(uint64_t namespace_id, const pkv_namespace_region *regions, int64_t num_regions) {
