@@ -61,7 +61,7 @@ cdef class _Transfer:
             if count is None:
                 raise BlockingIOError("write() would block: a snapshot needs a file that waits")
             if not isinstance(count, int) or not 0 < count <= len(data):
-                raise OSError(f"write() took {describe(count)} of {len(data)} bytes")
+                raise OSError(f"write() took {count!r} of {len(data)} bytes")
             data = data[count:]
         return 0
 

@@ -116,11 +116,7 @@ const Call kCalls[] = {
     {"layout", [](World &) { return describe_layout(); }},
     {"layer", [](World &) { return describe_layer(); }},
     {"fingerprint", [](World &) { return fingerprint_layout(); }},
-    {"hash of a block",
-     [](World &w) {
-       uint8_t hash[32];
-       return pkv_block_hash(nullptr, 1, w.tokens, BLOCK_SIZE, hash);
-     }},
+    {"hash of a block", [](World &w) { return hash_block(w); }},
     {"device query", [](World &) { return query_device(); }, [](World &) {}},
     {"pool create",
      [](World &w) {

@@ -80,6 +80,11 @@ pkv_snapshot_io make_io(const World &world) {
   return io;
 }
 
+pkv_status hash_block(const World &world) {
+  uint8_t hash[32];
+  return pkv_block_hash(nullptr, 1, world.tokens, BLOCK_SIZE, hash);
+}
+
 pkv_status query_device() {
   pkv_device_info info = {};
   info.struct_size = sizeof info;

@@ -45,6 +45,13 @@ def test_open_many_takes_options_for_all_or_for_each(device):
     assert [seq.priority for seq in cache.open_many([[1], [2]], priority=7)] == [7, 7]
 
 
+def test_open_many_names_the_prompt_that_is_wrong(device):
+    cache = make_cache(device, 8)
+    with refused(cache, pagedkv.InvalidArgumentError) as record:
+        cache.open_many([[1, 2, 3], [], [4, -5]])
+    assert str(record.value).startswith("sequences[2]: tokens[1] is -5, negative")
+
+
 def test_open_many_with_salts(device):
     cache = make_cache(device, 32)
     prompt = list(range(12))

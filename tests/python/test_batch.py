@@ -356,3 +356,25 @@ def test_stepping_arguments(cache):
         with pytest.raises(pagedkv.InvalidArgumentError, match="tables"):
             cache.batch(max_sequences=2, max_tokens=4, tables=tables)
     cache.batch(max_sequences=2, max_tokens=4, tables="mapped").prepare([seq], [1])
+
+
+@pytest.mark.parametrize("other_steps", [False, True])
+def test_rows_after_rollbacks(layout, other_steps):
+    """A row is what the sequence's table says, wherever it was cut and grew since, and by whichever batch."""
+    rng = np.random.default_rng(7)
+    cache = pagedkv.Cache(layout, num_blocks=200, device="host")
+    batches = [cache.batch(max_sequences=2, max_tokens=64, max_sequence_length=256) for _ in range(2)]
+    seqs = [cache.open([]) for _ in range(2)]
+    for i in range(200):
+        batch = batches[i % 3 % 2 if other_steps else 0]
+        counts = [int(count) for count in rng.integers(1, 12, 2)]
+        batch.prepare(seqs, counts, tokens=rng.integers(0, 3, sum(counts)))
+        for row, seq in enumerate(seqs):
+            blocks = np.asarray(seq.blocks)
+            np.testing.assert_array_equal(batch.block_table[row, :len(blocks)], blocks)
+            assert (batch.block_table[row, len(blocks):] == -1).all()
+        for seq in seqs:
+            for _ in range(rng.integers(0, 3)):
+                seq.truncate(int(rng.integers(max(0, seq.length - 15), seq.length + 1)))
+            if seq.length > 150:
+                seq.truncate(20)

@@ -179,6 +179,31 @@ def test_files_of_odd_behaviour(cache, empty, seq, refuses):
 
     with pytest.raises(OSError, match="took 0"):
         seq.save(Refusing())
+
+    class Waiting(io.RawIOBase):
+        def writable(self):
+            return True
+
+        def readable(self):
+            return True
+
+        def write(self, data):
+            return None
+
+        def read(self, size=-1):
+            return None
+
+    with pytest.raises(BlockingIOError):
+        seq.save(Waiting())
+    with pytest.raises(BlockingIOError):
+        empty.load_sequence(Waiting())
+
+    class Boasting(io.BytesIO):
+        def write(self, data):
+            return len(data) + 1
+
+    with pytest.raises(OSError, match="took"):
+        seq.save(Boasting())
     for bad in (None, 3, 1.5, object(), []):
         for call in (seq.save, cache.save, cache.load, cache.load_sequence):
             with refuses(cache, pagedkv.InvalidArgumentError, "file must be"):
