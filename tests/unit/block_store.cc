@@ -10,20 +10,11 @@
 #include <random>
 #include <set>
 
+#include "small_pool.h"
+
 using namespace pkv;
 
 namespace {
-
-std::shared_ptr<Pool> make_pool(int64_t num_blocks) {
-  Backend *backend = nullptr;
-  REQUIRE(open_backend("host", &backend) == PKV_OK);
-  PoolOptions options;
-  options.block_bytes = 256;
-  options.num_blocks = num_blocks;
-  std::shared_ptr<Pool> pool;
-  REQUIRE(Pool::create(backend, options, &pool) == PKV_OK);
-  return pool;
-}
 
 // Contents 0 to 11: all share a line, some the tag too, and 10 and 11 the whole hash.
 constexpr int kNumContents = 12;

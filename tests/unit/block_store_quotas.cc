@@ -7,21 +7,11 @@
 #include <set>
 
 #include "cache/block_store.h"
+#include "small_pool.h"
 
 using namespace pkv;
 
 namespace {
-
-std::shared_ptr<Pool> make_pool(int64_t num_blocks) {
-  Backend *backend = nullptr;
-  REQUIRE(open_backend("host", &backend) == PKV_OK);
-  PoolOptions options;
-  options.block_bytes = 256;
-  options.num_blocks = num_blocks;
-  std::shared_ptr<Pool> pool;
-  REQUIRE(Pool::create(backend, options, &pool) == PKV_OK);
-  return pool;
-}
 
 // Blocks of two namespaces, each with a quota at times, in the order of their release, against the lists of a store. What is
 // evicted first is looked for in the naive way.

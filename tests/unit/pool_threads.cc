@@ -7,24 +7,9 @@
 #include <thread>
 #include <vector>
 
-#include "pool/pool.h"
+#include "small_pool.h"
 
 using namespace pkv;
-
-namespace {
-
-std::shared_ptr<Pool> make_pool(int64_t num_blocks) {
-  Backend *backend = nullptr;
-  REQUIRE(open_backend("host", &backend) == PKV_OK);
-  PoolOptions options;
-  options.block_bytes = 256;
-  options.num_blocks = num_blocks;
-  std::shared_ptr<Pool> pool;
-  REQUIRE(Pool::create(backend, options, &pool) == PKV_OK);
-  return pool;
-}
-
-}  // namespace
 
 TEST_CASE("Pool: threads allocate, retain, copy and free blocks, and none is given out twice") {
   constexpr int kNumThreads = 4, kNumRounds = 400;
