@@ -174,7 +174,9 @@ Status open_in_parts(pkv_cache *cache, const int64_t *tokens, int64_t num_tokens
     const pkv_open_options given = options == nullptr ? pkv_open_options{} : options[i];
     size_t part = 0;
     int64_t hit = 0;
-    PKV_TRY(choose(cache, tokens + start, counts[i], given, &pending, &part, &hit));
+    if (const Status status = choose(cache, tokens + start, counts[i], given, &pending, &part, &hit); status != PKV_OK) {
+      return fail(status, "sequences[%" PRId64 "]: %s", i, last_error());
+    }
     pending[part].blocks += divide_up(counts[i], block_size) - hit / block_size;
     ++pending[part].sequences;
     Group &group = groups[part];

@@ -35,7 +35,7 @@ static void test_open_many(void) {
                 "num_tokens is -1");
   tokens[20] = -7;
   CHECK_REFUSED(cache, pkv_sequences_open(cache, tokens, 28, counts, 3, NULL, out, num_cached), PKV_INVALID_ARGUMENT,
-                "tokens[20] is -7");
+                "sequences[2]: tokens[8] is -7");
   tokens[20] = kPrompt[8];
   CHECK_EQUAL(out[0], 0);
   CHECK_EQUAL(num_cached[0], -1);

@@ -74,6 +74,8 @@ def test_open_goes_to_the_longest_hit_then_to_free_blocks():
     fourth = cache.open([900])
     assert fourth.device_index == 0  # blocks are equally free, device 0 has fewer sequences
     assert [seq.device_index for seq in cache.open_many([[i, i + 1, i + 2] for i in range(4)])] == [0, 1, 0, 1]
+    with pytest.raises(pagedkv.InvalidArgumentError, match=r"^sequences\[1\]: tokens\[1\] is -5, negative"):
+        cache.open_many([[1], [4, -5]])
     assert len({first.id, second.id, third.id, fourth.id}) == 4
     assert [part["num_kv_heads"] for part in cache.shards] == [NUM_KV_HEADS] * 2
     assert cache.num_blocks == 32 and [part.num_blocks for part in cache.parts] == [16, 16]
