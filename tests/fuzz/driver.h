@@ -72,7 +72,7 @@ struct PreparedStep {
 // What the device does behind a prepare with steps ahead.
 struct Stepper {
   pkv_sequence id;
-  int64_t length, num_appends;  // behind the prepare
+  int64_t length, last_append;  // behind the prepare
   std::vector<int32_t> blocks;
   std::vector<int64_t> tokens;  // of the steps so far
   std::vector<uint64_t> rows;

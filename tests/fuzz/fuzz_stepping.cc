@@ -16,7 +16,7 @@ Sequence *Driver::find_sequence(pkv_sequence id) {
 // still owns the blocks, but settle is refused. Once it was appended to, others may hit what it left in them.)
 bool Driver::is_in_place(const Stepper &stepper) {
   const Sequence *sequence = find_sequence(stepper.id);
-  return sequence != nullptr && sequence->length() == stepper.length && sequence->num_appends == stepper.num_appends &&
+  return sequence != nullptr && sequence->length() == stepper.length && sequence->last_append == stepper.last_append &&
          model_->blocks(*sequence) == stepper.blocks;
 }
 
@@ -69,7 +69,7 @@ void Driver::prepare_ahead() {
     model_->extend(members[i], {tokens[i]}, told.data() + i);
     model_->write(*members[i], first);
     stepping_.members.push_back(
-        {members[i]->id, first + 1, members[i]->num_appends, model_->blocks(*members[i]), {}, {}});
+        {members[i]->id, first + 1, members[i]->last_append, model_->blocks(*members[i]), {}, {}});
   }
   for (int64_t i = bytes_.take(4); i > 0; --i) advance();
   if (bytes_.take_one_in(2)) settle();

@@ -161,7 +161,7 @@ std::vector<uint64_t> Model::make_rows(const Prompt &prompt) const {
 }
 
 void Model::extend(Sequence *sequence, const std::vector<int64_t> &tokens, const int64_t *told) const {
-  sequence->num_appends += !tokens.empty();
+  if (!tokens.empty()) sequence->last_append = ++num_appends_;
   for (size_t i = 0; i < tokens.size(); ++i) {
     const uint64_t previous = sequence->rows.empty() ? 0 : sequence->rows.back();
     sequence->rows.push_back(make_row(*sequence, sequence->length(), previous, tokens[i]));

@@ -47,7 +47,7 @@ struct Sequence : Prompt {
   pkv_sequence id = 0;
   std::vector<bool> was_told;  // appended known, or committed by this sequence
   std::vector<uint64_t> rows;
-  int64_t num_appends = 0;  // calls that made it longer
+  int64_t last_append = 0;  // which one of all that made a sequence longer; a fork has its parent's
   int64_t num_exact = INT64_MAX;  // rows from here on depend on tokens which were shifted out: nobody may hit them
 
   int64_t length() const { return static_cast<int64_t>(tokens.size()); }
@@ -135,6 +135,7 @@ class Model {
   pkv_cache *const cache_;
   const RowMemory memory_;
   Setup setup_;
+  mutable int64_t num_appends_ = 0;
 };
 
 // What open, probe, touch and pin are given for a prompt.
