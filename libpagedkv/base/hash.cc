@@ -43,7 +43,7 @@ Hash128 BlockHasher::root(uint64_t namespace_id, uint32_t epoch) const {
   // mixes its lanes.
   const auto mix = [](uint64_t word, uint64_t key) { return fold(static_cast<uint128_t>(word) * key); };
   const uint64_t high = (epoch ^ chain_key_[2]) * chain_key_[3] + mix(namespace_id + chain_key_[1], chain_key_[0]);
-  // Bit 0: what comes next is the first of a pair. It is no key's: the high half tells all pairs apart by itself.
+  // Bit 0 says that the first block of a pair comes next; what it told apart, the high half still does.
   return {(namespace_id * chain_key_[0] + mix(high, chain_key_[1])) | 1, high};
 }
 

@@ -215,18 +215,12 @@ void BlockStore::set_hashes(const int32_t *blocks, const Hash128 *parents, const
     const int32_t block = blocks[i];
     BlockRecord &record = records[block];
     assert(!record.is_hashed && record.holders > 0);
-    const int32_t twin = index_.insert_if_new(hashes[i], block) ? kNoBlock : find_twin_or_insert(hashes[i], block);
     record.hash = hashes[i];
     record.parent = parents[i];
     record.is_hashed = true;
     record.is_stale = is_stale;
     retention_.forget_level(block);
-    if (twin != kNoBlock) {
-      record.is_registered = false;
-      add_duplicate(twin, block);
-      continue;
-    }
-    record.is_registered = true;
+    if (!enter(hashes[i], block)) continue;
     last_uses[block] = ++clock;
     if (events_ != nullptr && !is_stale) events_->tell_stored(block, namespace_id(block));
   }
@@ -257,16 +251,18 @@ void BlockStore::register_new(int32_t previous, const int32_t *blocks, const Has
       continue;
     }
     const int32_t block = blocks[i++];
-    const int32_t twin = index_.insert_if_new(hashes[i], block) ? kNoBlock : find_twin_or_insert(hashes[i], block);
-    if (twin == kNoBlock) {
-      last_uses[block] = ++clock;
-    } else {
-      records[block].is_registered = false;
-      add_duplicate(twin, block);
-    }
+    if (enter(hashes[i], block)) last_uses[block] = ++clock;
   }
   registrations_ += clock - clock_;
   clock_ = clock;
+}
+
+// Makes a hashed block the registered one with its hash, or a duplicate of the one that is; whether it is registered.
+bool BlockStore::enter(const Hash128 &hash, int32_t block) {
+  const int32_t twin = index_.insert_if_new(hash, block) ? kNoBlock : find_twin_or_insert(hash, block);
+  records_[block].is_registered = twin == kNoBlock;
+  if (twin != kNoBlock) add_duplicate(twin, block);
+  return twin == kNoBlock;
 }
 
 // The registered block that is like this one; without one it is entered itself.
@@ -478,34 +474,22 @@ void BlockStore::finish_evictions(const int32_t *blocks, int64_t count, int64_t 
                                   uint32_t namespace_index) {
   if (tier_ != nullptr) offer_to_tier(blocks, count);
   BlockRecord *const records = records_.data();
-  const bool tells = events_ != nullptr, has_retention = retention_.is_used();
-  NamespaceRecord *owner = nullptr;
-  uint32_t owner_index = kNoNamespace;
-  int64_t first_of_owner = 0;
-  const auto change_owner_of_run = [&](int64_t i) {
-    if (owner != nullptr) {
-      owner->cached -= i - first_of_owner;
-      owner->evictions += i - first_of_owner;
-    }
-    first_of_owner = i;
-  };
+  OwnerOfRun owner_of_run(&namespaces_);
+  const bool tells = events_ != nullptr;
   for (int64_t i = 0; i < count; ++i) {
     const int32_t block = blocks[i];
     BlockRecord &record = records[block];
     if (i + kEvictionLag < num_known) prefetch_hash(records[blocks[i + kEvictionLag]].hash);
-    if (record.namespace_index != owner_index) {
-      change_owner_of_run(i);
-      owner_index = record.namespace_index;
-      owner = &namespaces_.change(owner_index);
-    }
+    NamespaceRecord *owner = owner_of_run.of(record);
+    --owner->cached;
+    ++owner->evictions;
     if (owner->quota != 0) remove_owned(owner, block);
     record.is_hashed = record.is_registered = false;
     if (tells || record.duplicates != kNoBlock) pass_on(block, tells);
-    if (has_retention) retention_.forget(block);
+    retention_.forget(block);
     record.holders = holders;
     record.namespace_index = namespace_index;
   }
-  change_owner_of_run(count);
   index_.erase_run(blocks, count, [records](int32_t block) -> const Hash128 & { return records[block].hash; });
   num_cached_ -= count;
   evictions_ += count;

@@ -220,6 +220,7 @@ class BlockStore {
   void unhash(int32_t block);
   void unregister(int32_t block, bool tells);
   void pass_on(int32_t block, bool tells);
+  bool enter(const Hash128 &hash, int32_t block);
   int32_t find_twin_or_insert(const Hash128 &hash, int32_t block);
   void add_duplicate(int32_t twin, int32_t block);
   void forget(int32_t block);

@@ -44,7 +44,6 @@ class Retention {
   void forget_level(int32_t block) {
     if (follows_priority_) drop_level(block);
   }
-  bool is_used() const { return !blocks_.empty(); }
   // The block is reused.
   void forget(int32_t block) {
     if (!blocks_.empty()) drop(block);

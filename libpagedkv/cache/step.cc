@@ -174,9 +174,9 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
     const int64_t offset = math.offset_of(item.old_length);
     // A token of a decode step, most often. A block that others hold has been copied by all of them: its last holder does
     // not copy.
-    const bool is_written = writes_at_once && item.count == 1 && item.old_settled_length == item.old_length &&
-                            math.offset_of(new_length) != 0;
-    if (is_written && item.has_own_tail && sequence->num_blocks >= item.new_num_blocks &&
+    const bool goes_on = writes_at_once && item.count == 1 && item.old_settled_length == item.old_length &&
+                         math.offset_of(new_length) != 0;
+    if (goes_on && item.has_own_tail && sequence->num_blocks >= item.new_num_blocks &&
         sequence->stream_slot == step->stream_slot) {
       blocks_.tokens(sequence->tail)[offset] = *next_tokens++;
       sequence->length = sequence->settled_length = new_length;
@@ -238,7 +238,7 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
     if (item.count > 0 || item.has_own_tail) sequence->tail_serial = serial;
     sequence->change_serial = sequence->stepped_serial = serial;
     ++sequence->num_steps;
-    if (is_written) {
+    if (goes_on) {
       blocks_.tokens(item.tail)[offset] = *next_tokens;
       sequence->settled_length = new_length;
       item.is_written = true;
@@ -250,8 +250,8 @@ Status Cache::apply_step(const int64_t *tokens, Step *step) {
   ++prepares_;
   PKV_TRY(ordered);
   PKV_TRY(copy_blocks(step->copy_sources, step->copy_destinations, step->stream));
-  const bool is_written = num_written == static_cast<int64_t>(step->items.size());
-  for (size_t i = 0; i < step->items.size() && (!is_written || window_ != 0); ++i) {
+  const bool are_all_written = num_written == static_cast<int64_t>(step->items.size());
+  for (size_t i = 0; i < step->items.size() && (!are_all_written || window_ != 0); ++i) {
     const StepItem &item = step->items[i];
     if (!item.is_written) append_tokens(item, tokens, step);
     if (item.count > 0) trim_window(item.sequence);
