@@ -277,10 +277,6 @@ pkv_status pkv_cache_create(const pkv_cache_options *options, pkv_cache **out) {
     std::vector<ShardPlan> plans;
     const int32_t num_devices = static_cast<int32_t>(cache_options.devices.size());
     PKV_TRY(plan_shards(cache_options.layout, cache_options.shard, num_devices, &plans));
-    if (given.max_num_blocks != 0 && num_devices > 1) {
-      return fail(PKV_UNSUPPORTED, "max_num_blocks is %" PRId64 ", but a cache over %d devices cannot be resized",
-                  given.max_num_blocks, num_devices);
-    }
     int64_t num_blocks = 0;
     for (size_t i = 0; i < plans.size(); ++i) {  // what fits everywhere
       int64_t fitting = 0;
