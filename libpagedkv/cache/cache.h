@@ -188,7 +188,7 @@ class Cache {
   Status discard_step(Step *step, Extent extent = Extent::kAll);
   // The steps ahead were made on the device: appends counts[i] tokens ([num_sequences]) to the sequences of the step.
   Status settle_steps(Step *step, const int64_t *counts, int64_t num_sequences, const int64_t *tokens,
-                      int64_t num_tokens);
+                      int64_t num_tokens, Extent extent = Extent::kAll);
   // The step's kernels but those of the caller are queued.
   Status finish_step(const Step &step);
   // Snapshots. stream: PKV_STREAM_OF_SEQUENCE for save_sequence only. options: null for what was saved.

@@ -40,6 +40,9 @@ class CudaArrays:
             self.cupy.cuda.Device(self.ordinal).synchronize()
             return self.cupy.asnumpy(array)
 
+    def get_table(self, table):
+        return self.get(self.cupy.asarray(table))
+
 
 def arrays_of(device):
     return HostArrays() if device.startswith("host") else CudaArrays(int(device.removeprefix("cuda:")))
