@@ -116,9 +116,9 @@ Status choose_num_blocks(const pkv_cache_options &options, uint64_t block_bytes,
   return PKV_OK;
 }
 
-Status read_tier_options(const pkv_cache_options &given, CacheOptions *out) {
+// block_bytes: of a slot of the host tier, the parts of all devices.
+Status read_tier_options(const pkv_cache_options &given, uint64_t block_bytes, CacheOptions *out) {
   TierOptions &tiers = out->tiers;
-  const uint64_t block_bytes = out->layout.block_bytes();
   if (given.host_tier_blocks < 0 || given.host_tier_blocks > kMaxBlocks) {
     return fail(PKV_INVALID_ARGUMENT, "host_tier_blocks is %" PRId64 ", not in 0 to %" PRId64, given.host_tier_blocks,
                 kMaxBlocks);
@@ -126,9 +126,6 @@ Status read_tier_options(const pkv_cache_options &given, CacheOptions *out) {
   if (given.host_tier_blocks != 0 && given.host_tier_bytes != 0) {
     return fail(PKV_INVALID_ARGUMENT, "host_tier_blocks (%" PRId64 ") and host_tier_bytes (%" PRIu64
                 ") exclude each other", given.host_tier_blocks, given.host_tier_bytes);
-  }
-  if (given.num_devices > 1 && (given.host_tier_blocks != 0 || given.host_tier_bytes != 0)) {
-    return fail(PKV_UNSUPPORTED, "a host tier stands behind one device; num_devices is %d", given.num_devices);
   }
   tiers.num_host_slots = given.host_tier_blocks;
   if (given.host_tier_bytes != 0) {
@@ -272,11 +269,14 @@ pkv_status pkv_cache_create(const pkv_cache_options *options, pkv_cache **out) {
                   kMaxEvents);
     }
     cache_options.event_capacity = given.event_capacity;
-    PKV_TRY(read_tier_options(given, &cache_options));
     PKV_TRY(open_devices(given, &cache_options));
     std::vector<ShardPlan> plans;
     const int32_t num_devices = static_cast<int32_t>(cache_options.devices.size());
     PKV_TRY(plan_shards(cache_options.layout, cache_options.shard, num_devices, &plans));
+    uint64_t slot_bytes = 0;
+    for (const ShardPlan &plan : plans) slot_bytes += plan.layout.block_bytes();
+    if (cache_options.shard == PKV_SHARD_SEQUENCES) slot_bytes = cache_options.layout.block_bytes();
+    PKV_TRY(read_tier_options(given, slot_bytes, &cache_options));
     int64_t num_blocks = 0;
     for (size_t i = 0; i < plans.size(); ++i) {  // what fits everywhere
       int64_t fitting = 0;

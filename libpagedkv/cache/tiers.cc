@@ -39,10 +39,10 @@ std::unique_ptr<DiskFile> Cache::open_disk_file(CacheOptions *options, DiskHeade
 Status Cache::create_tiers(const CacheOptions &options, std::unique_ptr<DiskFile> file, DiskHeader header, bool is_new) {
   const TierOptions &tiers = options.tiers;
   if (tiers.num_host_slots == 0) return PKV_OK;
-  PKV_TRY(HostTier::create(backend_, *pool_,
+  PKV_TRY(HostTier::create(layout_, shards_,
                            {tiers.num_host_slots, layout_.block_size(), tiers.min_hits, tiers.recompute_tokens_per_second},
                            &host_tier_));
-  PKV_TRY(host_tier_->join(&streams_));
+  PKV_TRY(host_tier_->join(&device_streams_, &streams_));
   blocks_.set_tier(host_tier_.get());
   // Blocks outlive their namespace's record in the tiers: its epoch must not begin anew.
   blocks_.namespaces().keep_epochs();
@@ -272,7 +272,7 @@ int64_t Cache::probe_tiers(const Chain &chain, int64_t num_hit, Hash128 previous
 Status Cache::flush_tiers() {
   PKV_TRY(check_usable());
   if (host_tier_ == nullptr) return PKV_OK;
-  PKV_TRY(host_tier_->queue().wait(host_tier_->queue().last_ticket()));
+  PKV_TRY(host_tier_->transfers().wait(host_tier_->transfers().last_ticket()));
   return disk_tier_ == nullptr ? PKV_OK : disk_tier_->flush();
 }
 
@@ -298,8 +298,8 @@ void Cache::get_tier_stats(pkv_cache_stats *out) const {
   out->skipped_offloads = counters.skipped;
   out->host_tier_evictions = counters.host_evictions;
   out->offloaded_sequences = counters.offloaded_sequences;
-  out->offload_rate = static_cast<int64_t>(host_tier_->queue().rate_to_host());
-  out->restore_rate = static_cast<int64_t>(host_tier_->queue().rate_to_device());
+  out->offload_rate = static_cast<int64_t>(host_tier_->transfers().rate(true));
+  out->restore_rate = static_cast<int64_t>(host_tier_->transfers().rate(false));
   if (disk_tier_ == nullptr) return;
   out->is_disk_tier_on = disk_tier_->is_on();
   out->disk_tier_blocks = disk_tier_->num_slots();
