@@ -469,9 +469,17 @@ void sum_stats(const pkv_cache *cache, pkv_cache_stats *out) {
           &pkv_cache_stats::copies, &pkv_cache_stats::prepares, &pkv_cache_stats::refusals, &pkv_cache_stats::num_pins,
           &pkv_cache_stats::pinned_blocks, &pkv_cache_stats::num_namespaces, &pkv_cache_stats::partial_hit_tokens,
           &pkv_cache_stats::released_blocks, &pkv_cache_stats::num_transfers, &pkv_cache_stats::quarantined_blocks,
-          &pkv_cache_stats::unused_slots, &pkv_cache_stats::free_tail_blocks, &pkv_cache_stats::max_num_blocks}) {
+          &pkv_cache_stats::unused_slots, &pkv_cache_stats::free_tail_blocks, &pkv_cache_stats::max_num_blocks,
+          &pkv_cache_stats::moved_blocks, &pkv_cache_stats::host_tier_blocks, &pkv_cache_stats::host_tier_resident,
+          &pkv_cache_stats::host_hit_tokens, &pkv_cache_stats::disk_hit_tokens, &pkv_cache_stats::tier_misses,
+          &pkv_cache_stats::offloaded_blocks, &pkv_cache_stats::restored_blocks, &pkv_cache_stats::skipped_offloads,
+          &pkv_cache_stats::host_tier_evictions, &pkv_cache_stats::offloaded_sequences, &pkv_cache_stats::offload_rate,
+          &pkv_cache_stats::restore_rate, &pkv_cache_stats::disk_tier_blocks, &pkv_cache_stats::disk_tier_resident,
+          &pkv_cache_stats::disk_writes, &pkv_cache_stats::disk_reads, &pkv_cache_stats::disk_drops,
+          &pkv_cache_stats::disk_damaged, &pkv_cache_stats::disk_write_rate, &pkv_cache_stats::disk_read_rate}) {
       out->*member += part.*member;
     }
+    out->is_disk_tier_on &= part.is_disk_tier_on;  // of all
     out->is_failed |= part.is_failed;
     out->is_tracing |= part.is_tracing;
     for (uint64_t pkv_cache_stats::*member :
@@ -484,8 +492,7 @@ void sum_stats(const pkv_cache *cache, pkv_cache_stats *out) {
   }
 }
 
-// A member that is new has to be summed above. (Those of tiers stay 0, and moved_blocks: several devices have neither
-// tiers nor resizes.)
+// A member that is new has to be summed above.
 static_assert(offsetof(pkv_cache_stats, moved_blocks) + sizeof(pkv_cache_stats::moved_blocks) == sizeof(pkv_cache_stats),
               "moved_blocks is the last member of pkv_cache_stats");
 

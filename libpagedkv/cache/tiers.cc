@@ -166,6 +166,7 @@ Status Cache::take_tier_hits(Sequence *sequence) {
   std::memmove(table + first + count, table + first,
                sizeof(int32_t) * static_cast<size_t>(sequence->num_blocks - first));  // reserved blocks stay last
   const int32_t *next = restored_blocks_.data();
+  Status status = PKV_OK;  // a failure ends the copies; the books are kept to the end
   for (int64_t i = 0; i < count; ++i) {
     TierHit &hit = tier_hits_[static_cast<size_t>(i)];
     const bool is_restored = hit.block == kNoBlock;
@@ -173,7 +174,8 @@ Status Cache::take_tier_hits(Sequence *sequence) {
     table[first + i] = hit.block;
     if (first + i > 0) blocks_.set_child(table[first + i - 1], hit.block);
     if (!is_restored) continue;
-    PKV_TRY(restore_block(*sequence, first + i, hit.host_slot, false));
+    const Status own = restore_block(*sequence, first + i, hit.host_slot, false);
+    if (status == PKV_OK) status = own;
     (hit.disk_slot == kNoSlot ? host_tier_->counters().host_hit_tokens : host_tier_->counters().disk_hit_tokens) +=
         block_size;
     blocks_.eviction().count_hit(hit.block);
@@ -183,11 +185,11 @@ Status Cache::take_tier_hits(Sequence *sequence) {
   sequence->settled_length = sequence->num_cached_tokens = sequence->step_start = sequence->length;
   sequence->has_unordered_hits = true;
   ++sequence->table_version;
-  return flush_restored();
+  return status == PKV_OK ? flush_restored() : status;
 }
 
 // The block at a table entry, new and held, gets what a held slot has: its tokens, its hash, its bytes (by the next
-// flush()). The slot is held no more.
+// flush(), unless the cache has failed). The slot is held no more.
 Status Cache::restore_block(const Sequence &sequence, int64_t block_index, int32_t host_slot, bool was_stale) {
   const int32_t block = sequence.table[block_index];
   const HostSlot &slot = host_tier_->slot(host_slot);
@@ -199,7 +201,7 @@ Status Cache::restore_block(const Sequence &sequence, int64_t block_index, int32
     blocks_.set_hash(block, slot.key.parent, slot.key.hash, was_stale);
     note_registered(block, slot.key.parent);
   }
-  const Status status = host_tier_->add_copy(block, host_slot, false);
+  const Status status = is_failed_ ? PKV_DEVICE_ERROR : host_tier_->add_copy(block, host_slot, false);
   host_tier_->release(host_slot);
   return status == PKV_OK ? status : mark_failed(status);
 }
