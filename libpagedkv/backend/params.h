@@ -84,12 +84,6 @@ struct AdvanceParams {
   int32_t *seq_lens;           // [num_sequences]
   int64_t *slot_mapping, *positions;  // [num_sequences]
   uint32_t *num_refused;       // active ones without room
-
-  bool has_active(int64_t index) const {  // where is_active is memory of the host
-    if (is_active == nullptr) return true;
-    return is_active_wide ? static_cast<const int32_t *>(is_active)[index] != 0
-                          : static_cast<const uint8_t *>(is_active)[index] != 0;
-  }
 };
 
 // Rotation of K rows before they are stored: pair i by its angle at the row's position.
