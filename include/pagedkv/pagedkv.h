@@ -357,7 +357,9 @@ typedef struct pkv_cache_options {
                                 may stand more than once */
   int32_t num_devices;       /* 0: device alone */
   pkv_shard shard;           /* what each of several devices holds */
-  /* Tiers (docs/tiers.md): where evicted blocks go, so that a later open finds them again. */
+  /* Tiers (docs/tiers.md): where evicted blocks go, so that a later open finds them again. Of several devices together;
+   * with PKV_SHARD_SEQUENCES each has an equal share of the slots and of the bytes on disk, in a file of its own, whose
+   * name is the path, a dot and the number of the device. */
   uint64_t host_tier_bytes;   /* pinned host memory for as many blocks as fit; 0: no host tier */
   int64_t host_tier_blocks;   /* or so many blocks */
   const char *disk_tier_path; /* NULL, or the file behind the host tier; made where there is none, kept at the end. One
