@@ -695,7 +695,7 @@ class Batch {
                             tokens.size() == 0 ? nullptr : tokens.data(), tokens.size(), &options));
   }
   void discard() { check(pkv_batch_discard(get())); }
-  // Steps without the host, behind a prepare with steps_ahead. is_active: NULL for all.
+  // Steps without the host, behind a prepare with steps_ahead. is_active: NULL for all; of several devices one tensor of each.
   void advance(const pkv_tensor *is_active = nullptr, pkv_stream stream = nullptr) {
     check(pkv_batch_advance(get(), is_active, stream));
   }

@@ -76,7 +76,7 @@ Token sequences over blocks of one device, with a prefix cache.
     devices: a list of names in place of device, for one cache over several; shard says what each holds: "heads", an equal
     share of the KV heads of every layer, "layers", layers in a row, or "sequences", whole sequences (num_blocks is then of
     each). The layout is the whole model's, stream may be a list. `shards` tells what each device holds.
-    host_tier: pinned host memory ("4GiB", or bytes as an int) for evicted blocks, which a later open() finds again.
+    host_tier: pinned memory of the host ("4GiB", or bytes), of all devices, for evicted blocks: a later open() finds them.
     disk_tier: a path, and disk_tier_bytes its largest size: the file behind the host tier, kept for later processes.
     tier_identity: a name of the model and its weights; a file of another one is left alone.
     recompute_tokens_per_second: only what is cheaper to fetch than to compute is offloaded, 0: everything. tier_min_hits:
