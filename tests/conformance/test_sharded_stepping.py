@@ -136,6 +136,8 @@ def test_graphs_of_each_device(shard):
             several.cache.attend(layer, several.batch, own_q, out=out, shard=index, stream=handles[index])
 
     run_layers()
+    for layer in range(pair.num_layers):
+        single.write(layer, k + layer, v - layer)
     for stream in streams:
         stream.synchronize()
         stream.begin_capture()
