@@ -437,6 +437,8 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         int32_t num_heads
         uint32_t formats
         pkv_table_memory tables
+        pkv_toggle shared_prefixes
+        int64_t min_shared_tokens
     pkv_status pkv_batch_create(pkv_cache *cache, const pkv_batch_options *options, pkv_batch **out)
     void pkv_batch_destroy(pkv_batch *batch)
 
@@ -465,6 +467,7 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         PKV_BLOCK_POINTERS
         PKV_SEQUENCE_PLACES
         PKV_TOKEN_PLACES
+        PKV_SHARED_LENS
     pkv_status pkv_batch_get_table(const pkv_batch *batch, pkv_batch_table table, pkv_array *out)
     pkv_status pkv_batch_get_device_table(const pkv_batch *batch, pkv_batch_table table, pkv_array *out)
     pkv_status pkv_batch_get_shard_table(const pkv_batch *batch, pkv_batch_table table, int32_t device_index,
@@ -480,6 +483,7 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         int64_t max_seq_len
         uint64_t generation
         uint64_t uploaded_bytes
+        int64_t num_shared_prefixes
     pkv_status pkv_batch_get_info(const pkv_batch *batch, pkv_batch_info *out)
 
     pkv_status pkv_batch_advance(pkv_batch *batch, const pkv_tensor *is_active, pkv_stream stream)

@@ -54,6 +54,8 @@ class LateUploader final : public TableUploader {
       copy_array(p.to_slot_mapping, p.slot_mapping, p.num_tokens);
       copy_array(p.to_positions, p.positions, p.num_tokens);
       copy_array(p.to_step_limits, p.step_limits, p.num_step_limits);
+      copy_array(p.to_prefix_lens, p.prefix_lens, p.num_prefix_lens);
+      copy_array(p.to_prefixes, p.prefixes, p.num_prefixes);
       if (p.to_num_refused != nullptr) *p.to_num_refused = 0;
       for (int64_t i = 0; i < p.num_changes; ++i) p.to_block_table[p.change_indices[i]] = p.change_values[i];
       std::memset(slots_[slot].data(), 0xee, bytes_);

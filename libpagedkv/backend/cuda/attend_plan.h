@@ -18,7 +18,7 @@ constexpr int kMaxStages = 3;                     // of K and V in shared memory
 constexpr int kMaxSplits = 64;                    // thread blocks that share the keys of a tile of rows
 constexpr int64_t kMaxTickets = 65536;            // (tile of rows, KV head) whose keys may be split
 constexpr int64_t kWorkspaceRows = 65536;         // partial results of (token, head)
-constexpr int64_t kPrefillCounters = 4;           // beside the tickets; one is used, four keep what follows aligned
+constexpr int64_t kPrefillCounters = 4;           // beside the tickets; two are used, four keep what follows aligned
 constexpr int kAttendStaticSharedBytes = 4352;    // at most
 constexpr int kReservedSharedBytes = 1024;        // that the device takes for each thread block
 
@@ -62,7 +62,8 @@ struct AttendPlan {
 AttendPlan plan_attend(const AttendParams &params, const AttendDevice &device);
 
 // What a batch keeps, zeros at first: a ticket for each split tile of rows and the counter of prefill, which go back to
-// zero with each launch, and room for partial results. A plan splits only as far as they go.
+// zero with each launch, room for partial results, and a lse for each row of what follows shared prefixes. A plan splits
+// only as far as they go.
 uint64_t attend_workspace_bytes(int head_dim);
 
 }  // namespace pkv

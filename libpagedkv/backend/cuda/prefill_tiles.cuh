@@ -14,7 +14,9 @@ struct PrefillLaunch {
   int32_t group;        // heads that share a KV head
   int32_t box_shift;    // logarithm of plan.box_rows
   AttendLaunch parts;   // where they are written and counted, if there are any
-  uint32_t *next_tile;  // counts the tiles that were taken; zero before and after a launch
+  // Two words: one counts the tiles that were taken, zero before and after a launch; over prefixes the other becomes the
+  // tiles of keys in a part.
+  uint32_t *next_tile;
 };
 
 // A tile of rows, as the producer hands it to the consumers.

@@ -26,6 +26,8 @@ __global__ void __launch_bounds__(kThreads) store_tables(const __grid_constant__
   copy_array(p.to_slot_mapping, p.slot_mapping, p.num_tokens, first, stride);
   copy_array(p.to_positions, p.positions, p.num_tokens, first, stride);
   copy_array(p.to_step_limits, p.step_limits, p.num_step_limits, first, stride);
+  copy_array(p.to_prefix_lens, p.prefix_lens, p.num_prefix_lens, first, stride);
+  copy_array(p.to_prefixes, p.prefixes, p.num_prefixes, first, stride);
   if (p.to_num_refused != nullptr && first == 0) *p.to_num_refused = 0;
   for (int64_t i = first; i < p.num_changes; i += stride) p.to_block_table[p.change_indices[i]] = p.change_values[i];
 }
