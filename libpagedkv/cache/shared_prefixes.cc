@@ -46,32 +46,52 @@ void PrefixFinder::add(const PrefixRow &given) {
   row.common = common;
 }
 
-// Cuts a run where it has least in common, as long as its pieces save more than the whole.
+// What a run of sequences has in common is what two neighbours in it have least. It is cut there, where its pieces are
+// better off alone; pieces that are not stay together.
 int64_t PrefixFinder::divide(int32_t first, int32_t end, int depth) {
-  int32_t least = INT32_MAX, cut = end;
+  int32_t least = INT32_MAX;
   int64_t sum = 0;
   for (int32_t i = first + 1; i < end; ++i) {
     const int32_t common = rows_[static_cast<size_t>(i)].common;
     sum += common;
-    if (common < least) least = common, cut = i;
+    least = std::min(least, common);
   }
   if (sum == 0) return 0;
-  const int64_t whole = static_cast<int64_t>(least) * (end - first - 1);
+  if (int64_t{least} * (end - first) >= sum || depth == kMaxDepth) return keep(first, end, least);
   const size_t num_groups = groups_.size();
-  if (whole < sum - least && depth < kMaxDepth) {  // the pieces can save no more than that
-    const int64_t pieces = divide(first, cut, depth + 1) + divide(cut, end, depth + 1);
-    if (pieces > whole) return pieces;
-    groups_.resize(num_groups);
+  int64_t saved = 0;
+  int32_t together = first;  // where the pieces that stay together begin
+  for (int32_t begin = first, next = first + 1; begin < end; begin = next++) {
+    while (next < end && rows_[static_cast<size_t>(next)].common > least) ++next;
+    const size_t num_before = groups_.size();
+    const int64_t alone = divide(begin, next, depth + 1);
+    if (alone > int64_t{least} * (next - begin)) {
+      saved += alone + keep(together, begin, least);
+      together = next;
+    } else {
+      groups_.resize(num_before);
+    }
   }
-  if (whole * block_size_ < least_saved_) return 0;
-  groups_.push_back({first, end, least});
-  return whole;
+  saved += keep(together, end, least);
+  const int64_t whole = int64_t{least} * (end - first - 1);
+  if (saved >= whole || whole * block_size_ < least_saved_) return saved;
+  groups_.resize(num_groups);
+  return keep(first, end, least);
+}
+
+// Makes a group of a run, if it is worth it.
+int64_t PrefixFinder::keep(int32_t first, int32_t end, int32_t num_blocks) {
+  const int64_t saved = int64_t{num_blocks} * (end - first - 1);
+  if (saved <= 0 || saved * block_size_ < least_saved_) return 0;
+  groups_.push_back({first, end, num_blocks});
+  return saved;
 }
 
 void PrefixFinder::find(const int32_t *cu_seqlens_q, int64_t num_sequences) {
   if (is_changed_ || num_divided_ != num_rows_) {
     groups_.clear();
     divide(0, static_cast<int32_t>(num_rows_), 0);
+    std::sort(groups_.begin(), groups_.end(), [](const Group &a, const Group &b) { return a.first < b.first; });
     num_divided_ = num_rows_;
     is_changed_ = false;
     std::fill(lens_.data(), lens_.data() + num_rows_, 0);

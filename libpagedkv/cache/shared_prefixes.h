@@ -59,7 +59,8 @@ class PrefixFinder {
   };
 
   static void compare(const Memory &before, bool goes_on, Memory *row);
-  int64_t divide(int32_t first, int32_t end, int depth);  // returns the blocks that are saved
+  int64_t divide(int32_t first, int32_t end, int depth);  // both return the blocks that are saved
+  int64_t keep(int32_t first, int32_t end, int32_t num_blocks);
 
   const int32_t block_size_;
   const int64_t least_saved_;

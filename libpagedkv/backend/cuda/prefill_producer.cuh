@@ -11,7 +11,7 @@ template <class Traits>
 __device__ void produce_tiles(const AttendParams &p, const PrefillLaunch &launch, const CUtensorMap &query_map,
                               PrefillShared<Traits> *shared, char *queries) {
   const int lane = threadIdx.x % 32;
-  const bool over_prefixes = launch.plan.over_prefixes;
+  const bool over_prefixes = Traits::kTakesPrefixes && launch.plan.over_prefixes;
   uint32_t num_splits = static_cast<uint32_t>(launch.plan.num_splits);
   uint32_t num_tiles = static_cast<uint32_t>(launch.plan.num_tiles);
   int32_t most_tiles = 0;
@@ -35,9 +35,12 @@ __device__ void produce_tiles(const AttendParams &p, const PrefillLaunch &launch
       uint32_t next = 0;
       if (lane == 0) next = atomicInc(launch.next_tile, num_works - 1);
       RowTile rows;
-      const bool has_rows = over_prefixes
-                                ? find_prefix_rows(p.tables.prefixes, launch.plan.tile_tokens, index, &rows)
-                                : find_rows(p.tables, 1, launch.plan.tile_tokens, index, &rows);
+      bool has_rows = true;
+      if (over_prefixes) {
+        find_prefix_rows(p.tables.prefixes, launch.plan.tile_tokens, static_cast<int32_t>(index), &rows);
+      } else {
+        has_rows = find_rows(p.tables, 1, launch.plan.tile_tokens, index, &rows);
+      }
       work = __shfl_sync(0xffffffffu, next, 0) + gridDim.x;
       if (!has_rows) continue;
       tile.sequence = rows.sequence;

@@ -43,6 +43,7 @@ struct PrefillTraits {
   static constexpr bool kIsWidened = kStored != kQuery;
   static constexpr int kKeyDim = kKeyHeadDim, kValueDim = kValueHeadDim;
   static_assert(kValueDim <= kKeyDim, "buffers are as large as K");
+  static constexpr bool kTakesPrefixes = kKeyDim <= 128;  // as the decode kernel does, which they are for
   static constexpr int kTile = prefill_tile_keys(kKeyDim, kIsWidened);
   static constexpr int kQuerySlots = 2;
   static constexpr int kPartDims = 64;  // of a row: what fills the 128 bytes that are swizzled
