@@ -60,6 +60,10 @@ cdef class Batch:
 tables="device", shared_prefixes=False, min_shared_tokens=None)\n--\n\n\
 One step's view of a cache, made by Cache.batch(): tables at fixed addresses, refilled by each prepare().
 
+    formats: of "table" (always there), "csr" and "pointers". tables="mapped", for measurements: in memory of the host.
+    shared_prefixes: prepare finds neighbouring sequences that begin with the same blocks, and attend reads those once for
+    all of them; min_shared_tokens: if it saves (sequences - 1) * common tokens so many; None for where that is faster.
+
     Tables are read-only numpy views of the last prepare. Their memory stays valid whatever is closed; the next prepare
     refills it. device_* are the same tables on the device of the cache; of several devices tuples, one for each.
     Where sequences are shared out over devices all tables are tuples, and `parts` has the step of each."""
@@ -539,8 +543,7 @@ One step's view of a cache, made by Cache.batch(): tables at fixed addresses, re
 
     @property
     def shared_lens(self):
-        """int32 [num_sequences]: tokens that a sequence begins with and that its neighbours share; 0 for none. Of a batch
-        with shared_prefixes."""
+        """int32 [num_sequences]: tokens that a sequence begins with and that its neighbours share. With shared_prefixes."""
         return self.get_table(PKV_SHARED_LENS)
 
     @property

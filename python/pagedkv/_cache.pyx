@@ -371,12 +371,7 @@ Token sequences over blocks of one device, with a prefix cache.
 
     def batch(self, max_sequences, max_tokens, max_sequence_length=None, num_heads=None, formats=("table",),
               tables="device", shared_prefixes=False, min_shared_tokens=None):
-        """A batch: one step's view of the cache. formats: of "table" (always there), "csr" and "pointers". tables, for
-        measurements: "mapped" keeps a device's tables in memory of the host.
-
-        shared_prefixes: prepare finds neighbouring sequences that begin with the same blocks, and attend reads those once
-        for all of them, where that is faster; keep sequences with a common prefix together. min_shared_tokens: what they
-        must save together, (sequences - 1) * common tokens; None for what pays."""
+        """A batch: one step's view of the cache, with the options of Batch."""
         return Batch(self, max_sequences, max_tokens, max_sequence_length, num_heads, formats, tables, shared_prefixes,
                      min_shared_tokens)
 
