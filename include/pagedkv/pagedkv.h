@@ -697,7 +697,8 @@ typedef struct pkv_batch_options {
      those once for all of them where that is faster (a decode step on a CUDA device of compute capability 9.0). The
      result is the same but for rounding. Whoever orders the step keeps sequences with a common prefix together. */
   pkv_toggle shared_prefixes;
-  int64_t min_shared_tokens; /* what neighbours must save together, (sequences - 1) * common tokens; 0: what pays */
+  int64_t min_shared_tokens; /* that a step must save the reading of, (sequences - 1) * common tokens of each run of
+                                neighbours; 0: what pays */
 } pkv_batch_options;
 
 PKV_API pkv_status pkv_batch_create(pkv_cache *cache, const pkv_batch_options *options, pkv_batch **out);
@@ -927,6 +928,9 @@ typedef struct pkv_write_options {
   const pkv_rope *rope; /* NULL: K is stored as given */
   int32_t device_index; /* of several devices, the one that the tensors are on and the kernel runs on; its heads or layers
                            only, layer counted as in the whole model */
+  pkv_toggle pdl;       /* default off. On: the kernel may begin beside the end of the launch before it in the stream, and
+                           lets the next one do so (programmatic dependent launch; where the device has it). It waits for
+                           that launch before it reads or writes anything, so the result is the same */
 } pkv_write_options;
 
 /* Stores the rows of a step's new tokens at its slots. k: [num_tokens, num_kv_heads, head_dim], v: [num_tokens,
@@ -973,6 +977,7 @@ typedef struct pkv_attend_options {
   pkv_toggle invariant;           /* default off. On: a sequence's result does not depend, by a bit, on the step's other
                                      sequences (on the host it never does) */
   int32_t device_index;           /* as in pkv_write_options; num_heads is that of the device */
+  pkv_toggle pdl;                 /* likewise */
 } pkv_attend_options;
 
 /*

@@ -134,6 +134,8 @@ struct WriteKvParams {
   pkv_dtype dtype;              // of k and v: a float dtype, or kv.dtype (stored as it is)
   int64_t k_token_stride, k_head_stride;  // elements
   int64_t v_token_stride, v_head_stride;
+  bool is_beside;               // the launch may begin beside the end of the one before it (pdl)
+  bool lets_next;               // and lets the next one
 };
 
 // The rows of one sequence, out of the cache. A row whose block was given back becomes 0.
@@ -169,6 +171,7 @@ struct AttendParams {
   const uint8_t *tree_mask;
   int64_t tree_mask_stride;
   bool is_invariant;            // the result of a sequence must not depend on the rest of the batch
+  bool is_beside, lets_next;    // as in WriteKvParams
   void *workspace;              // of the batch, on the device: Backend::attend_workspace_bytes
   // [num_sequences] or null: keys before it are left out. Set by the CUDA backend, for its decode kernel alone.
   const int32_t *first_keys;

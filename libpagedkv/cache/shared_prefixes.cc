@@ -5,7 +5,8 @@
 namespace pkv {
 namespace {
 
-constexpr int kMaxDepth = 64;  // of the division of a step; what is deeper stays whole
+constexpr int kMaxDepth = 64;        // of the division of a step; what is deeper stays whole
+constexpr int64_t kGroupShare = 16;  // a group must save this part of what a step must
 
 }  // namespace
 
@@ -74,7 +75,7 @@ int64_t PrefixFinder::divide(int32_t first, int32_t end, int depth) {
   }
   saved += keep(together, end, least);
   const int64_t whole = int64_t{least} * (end - first - 1);
-  if (saved >= whole || whole * block_size_ < least_saved_) return saved;
+  if (saved >= whole || whole * block_size_ < least_saved_ / kGroupShare) return saved;
   groups_.resize(num_groups);
   return keep(first, end, least);
 }
@@ -82,7 +83,7 @@ int64_t PrefixFinder::divide(int32_t first, int32_t end, int depth) {
 // Makes a group of a run, if it is worth it.
 int64_t PrefixFinder::keep(int32_t first, int32_t end, int32_t num_blocks) {
   const int64_t saved = int64_t{num_blocks} * (end - first - 1);
-  if (saved <= 0 || saved * block_size_ < least_saved_) return 0;
+  if (saved <= 0 || saved * block_size_ < least_saved_ / kGroupShare) return 0;
   groups_.push_back({first, end, num_blocks});
   return saved;
 }
@@ -90,7 +91,8 @@ int64_t PrefixFinder::keep(int32_t first, int32_t end, int32_t num_blocks) {
 void PrefixFinder::find(const int32_t *cu_seqlens_q, int64_t num_sequences) {
   if (is_changed_ || num_divided_ != num_rows_) {
     groups_.clear();
-    divide(0, static_cast<int32_t>(num_rows_), 0);
+    const int64_t saved = divide(0, static_cast<int32_t>(num_rows_), 0);
+    if (saved * block_size_ < least_saved_) groups_.clear();
     std::sort(groups_.begin(), groups_.end(), [](const Group &a, const Group &b) { return a.first < b.first; });
     num_divided_ = num_rows_;
     is_changed_ = false;

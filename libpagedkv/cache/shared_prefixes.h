@@ -23,7 +23,7 @@ struct PrefixRow {
 
 class PrefixFinder {
  public:
-  // least_saved: tokens that a group must save the reading of, over all its sequences, to be one.
+  // least_saved: tokens that a step must save the reading of; else no group is made.
   PrefixFinder(int64_t max_sequences, int32_t block_size, int64_t least_saved);
 
   // The next step: rows in order, then find. cu_seqlens_q: [num_sequences + 1], padding included.

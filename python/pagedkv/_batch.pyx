@@ -62,7 +62,7 @@ One step's view of a cache, made by Cache.batch(): tables at fixed addresses, re
 
     formats: of "table" (always there), "csr" and "pointers". tables="mapped", for measurements: in memory of the host.
     shared_prefixes: prepare finds neighbouring sequences that begin with the same blocks, and attend reads those once for
-    all of them; min_shared_tokens: if it saves (sequences - 1) * common tokens so many; None for where that is faster.
+    all of them, if the step saves the reading of min_shared_tokens by it; None for where that is faster.
 
     Tables are read-only numpy views of the last prepare. Their memory stays valid whatever is closed; the next prepare
     refills it. device_* are the same tables on the device of the cache; of several devices tuples, one for each.

@@ -143,6 +143,7 @@ class Cache:
         v: ArrayLike,
         stream: Stream = 0,
         rope: Rope | None = None,
+        pdl: bool = False,
         shard: int | None = None,
     ) -> None: ...
     # Returns (k, v): the given ones, or new numpy arrays.

@@ -557,6 +557,7 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         pkv_stream stream
         const pkv_rope *rope
         int32_t device_index
+        pkv_toggle pdl
     pkv_status pkv_write_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch, const pkv_tensor *k,
                             const pkv_tensor *v, const pkv_write_options *options)
     pkv_status pkv_gather_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch, int64_t sequence_index,
@@ -583,6 +584,7 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         const pkv_tensor *tree_mask
         pkv_toggle invariant
         int32_t device_index
+        pkv_toggle pdl
     pkv_status pkv_attend(pkv_cache *cache, int32_t layer, const pkv_batch *batch, const pkv_tensor *q,
                           const pkv_tensor *out, const pkv_attend_options *options)
     pkv_status pkv_merge_states(const char *device, const pkv_tensor *out_a, const pkv_tensor *lse_a,

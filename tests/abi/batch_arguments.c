@@ -452,6 +452,14 @@ static void test_kernels(void) {
   CHECK_ATTEND_OPTION(window, -1, "window is -1");
   CHECK_ATTEND_OPTION(window, INT64_MIN, "-9223372036854775808");
   CHECK_ATTEND_OPTION(invariant, (pkv_toggle)3, "invariant is 3");
+  CHECK_ATTEND_OPTION(pdl, (pkv_toggle)3, "pdl is 3");
+  pkv_write_options write_options;
+  memset(&write_options, 0, sizeof write_options);
+  write_options.struct_size = sizeof write_options;
+  write_options.pdl = (pkv_toggle)-1;
+  CHECK_INVALID(pkv_write_kv(calls.cache, 0, calls.batch, &calls.rows, &calls.rows, &write_options), "pdl is -1");
+  write_options.pdl = PKV_ON;
+  CHECK_OK(pkv_write_kv(calls.cache, 0, calls.batch, &calls.rows, &calls.rows, &write_options));
   test_tree_mask(&calls);
   CHECK_ATTEND_OPTION(softcap, -1, "softcap is -1");
   CHECK_ATTEND_OPTION(softcap, (float)NAN, "softcap is nan");

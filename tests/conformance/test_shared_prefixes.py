@@ -119,6 +119,8 @@ def test_what_saves_too_little_is_left(device):
     sequences = grow(trial, batch, 40, 3)  # three times 32 tokens are read less
     assert step(trial, batch, sequences) == [0] * 4
     assert step(trial, low, sequences) == [32] * 4
+    others = grow(trial, batch, 40, 1)
+    assert step(trial, batch, sequences + others) == [32] * 6 and batch.num_shared_prefixes == 2
     default = trial.make_batch(max_sequences=4, shared_prefixes=True)
     assert step(trial, default, sequences) == [0] * 4
 

@@ -48,6 +48,7 @@ struct AttendDevice {
   int max_shared_bytes;        // dynamic, per thread block
   int processor_shared_bytes;  // of a multiprocessor
   bool has_hopper;             // the kernels for Hopper run here
+  bool has_pdl;                // launches may begin beside the end of the one before them
 };
 
 struct AttendPlan {

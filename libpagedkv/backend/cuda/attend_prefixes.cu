@@ -5,6 +5,8 @@
 
 #include "backend/cuda/attend_combine.cuh"
 #include "backend/cuda/cuda_status.h"
+#include "backend/cuda/dependent_launch.cuh"
+#include "backend/cuda/launch.h"
 
 namespace pkv {
 namespace {
@@ -24,6 +26,8 @@ struct MergeLaunch {
 template <class T>
 __global__ void __launch_bounds__(32 * kMergeWarps)
     merge_prefixes(const __grid_constant__ AttendParams p, const __grid_constant__ MergeLaunch launch) {
+  wait_for_launch_before();
+  if (p.lets_next) let_next_launch();
   const int lane = threadIdx.x % 32;
   const SharedPrefixes &prefixes = p.tables.prefixes;
   const int32_t num_prefixes = __ldg(prefixes.counts), num_tokens = __ldg(prefixes.counts + 1);
@@ -104,15 +108,18 @@ bool plan_shared(const AttendParams &params, const AttendDevice &device, PrefixP
     out->rest.lse_token_stride = params.num_heads;
     out->rest.lse_head_stride = 1;
   }
-  // Sinks joined the rest. Its own keys are of no matter to a query that sees all of the prefix.
+  // Sinks joined the rest. Every query sees all of the prefix.
   out->prefixes = out->rest;
   out->prefixes.is_causal = false;
   out->prefixes.sinks = nullptr;
+  out->rest.lets_next = out->prefixes.is_beside = out->prefixes.lets_next = device.has_pdl;
+  out->merge = out->prefixes;
+  out->merge.lets_next = params.lets_next;
   return true;
 }
 
 Status launch_merge_prefixes(const PrefixPlan &plan, cudaStream_t stream) {
-  AttendParams params = plan.prefixes;
+  AttendParams params = plan.merge;
   MergeLaunch launch = {};
   launch.parts = find_parts(params, plan.prefill.num_splits);
   launch.part_tiles = launch.parts.tickets + kMaxTickets + 1;
@@ -122,7 +129,7 @@ Status launch_merge_prefixes(const PrefixPlan &plan, cudaStream_t stream) {
   const void *kernel = params.dtype == PKV_FLOAT16 ? reinterpret_cast<const void *>(&merge_prefixes<__half>)
                                                    : reinterpret_cast<const void *>(&merge_prefixes<__nv_bfloat16>);
   void *arguments[] = {&params, &launch};
-  PKV_TRY_CUDA(cudaLaunchKernel(kernel, grid, dim3(32 * kMergeWarps), arguments, 0, stream));
+  PKV_TRY_CUDA(launch_kernel(kernel, grid, dim3(32 * kMergeWarps), arguments, 0, stream, params.is_beside));
   return PKV_OK;
 }
 

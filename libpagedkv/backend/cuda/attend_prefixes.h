@@ -11,7 +11,7 @@ namespace pkv {
 // lse; the prefill kernel over the shared ones, into parts in the workspace; and the merge of the two.
 struct PrefixPlan {
   PrefillPlan prefill;
-  AttendParams rest, prefixes;  // of the decode kernel, of the prefill kernel
+  AttendParams rest, prefixes, merge;  // of the decode kernel, of the prefill kernel, of the merge
 };
 
 // Whether it is done so. The step is one for the decode kernel.

@@ -6,6 +6,7 @@
 #include "backend/cuda/attend_plan.h"
 #include "backend/cuda/cuda_status.h"
 #include "backend/cuda/decode_merge.cuh"
+#include "backend/cuda/launch.h"
 #include "backend/cuda/tensor_map.h"
 
 namespace pkv {
@@ -55,8 +56,8 @@ Status launch_decode_traits(const AttendParams &params, const AttendDevice &devi
   const void *kernel = reinterpret_cast<const void *>(&attend_decode<Traits>);
   PKV_TRY_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Traits::kSharedBytes));
   void *arguments[] = {const_cast<AttendParams *>(&params), &launch, &maps};
-  PKV_TRY_CUDA(cudaLaunchKernel(kernel, dim3(static_cast<unsigned int>(grid)), dim3(Traits::kThreads), arguments,
-                                Traits::kSharedBytes, stream));
+  PKV_TRY_CUDA(launch_kernel(kernel, dim3(static_cast<unsigned int>(grid)), dim3(Traits::kThreads), arguments,
+                             Traits::kSharedBytes, stream, params.is_beside));
   return PKV_OK;
 }
 

@@ -19,6 +19,7 @@
 // Bound by the tensor cores; see docs/kernels.md.
 #pragma once
 
+#include "backend/cuda/dependent_launch.cuh"
 #include "backend/cuda/prefill_consumer.cuh"
 #include "backend/cuda/prefill_producer.cuh"
 #include "backend/cuda/prefill_widener.cuh"
@@ -57,6 +58,8 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     fence_barrier_init();
   }
   __syncthreads();
+  wait_for_launch_before();
+  if (p.lets_next) let_next_launch();
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroupThreads, 0);
   if (warpgroup == 0) {
     release_registers<Traits::kLoadingRegisters>();

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "backend/cuda/cuda_status.h"
+#include "backend/cuda/launch.h"
 #include "backend/cuda/prefill_kernel.cuh"
 #include "backend/cuda/prefill_maps.h"
 
@@ -28,8 +29,8 @@ Status launch_traits(const AttendParams &params, const AttendDevice &device, con
   const int64_t num_works = static_cast<int64_t>(plan.num_tiles) * params.kv.num_kv_heads * plan.num_splits;
   const dim3 grid(static_cast<unsigned int>(std::min<int64_t>(num_works, device.num_processors)));
   void *arguments[] = {const_cast<AttendParams *>(&params), &launch, &query_map, &key_map, &value_map};
-  PKV_TRY_CUDA(cudaLaunchKernel(reinterpret_cast<const void *>(kernel), grid, dim3(Traits::kThreads), arguments,
-                                Traits::kSharedBytes, stream));
+  PKV_TRY_CUDA(launch_kernel(reinterpret_cast<const void *>(kernel), grid, dim3(Traits::kThreads), arguments,
+                             Traits::kSharedBytes, stream, params.is_beside));
   return PKV_OK;
 }
 
