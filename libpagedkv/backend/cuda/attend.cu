@@ -51,7 +51,7 @@ bool is_decode(const AttendParams &params, const AttendDevice &device) {
   const PagedKv &kv = params.kv;
   const StepTables &tables = params.tables;
   const int64_t num_rows = tables.max_query_len * (params.num_heads / kv.num_kv_heads);
-  const int64_t most_tiles = tables.table_stride * kv.block_size / kLeastDecodeTile + 1;
+  const int64_t most_tiles = tables.table_stride * kv.block_size / kLeastDecodeTile + 1 + kSegmentUnits;
   return device.has_hopper && !params.is_invariant && params.tree_mask == nullptr && params.alibi_slopes == nullptr &&
          kv.kv_scales != PKV_SCALES_PER_TOKEN_HEAD && num_rows <= kMaxDecodeRows &&
          (kv.block_size & (kv.block_size - 1)) == 0 && (kv.head_dim == 64 || kv.head_dim == 128) &&
@@ -141,9 +141,13 @@ AttendPlan plan_attend(const AttendParams &params, const AttendDevice &device) {
   return plan;
 }
 
-uint64_t attend_workspace_bytes(int head_dim) {
+uint64_t decode_parts_offset(int head_dim) {
   return (kMaxTickets + kPrefillCounters) * sizeof(uint32_t) +
          static_cast<uint64_t>(kWorkspaceRows * (head_dim + 2)) * sizeof(float);
+}
+
+uint64_t attend_workspace_bytes(int head_dim) {
+  return decode_parts_offset(head_dim) + static_cast<uint64_t>(kDecodePartFloats) * sizeof(float);
 }
 
 Status launch_attend_step(const AttendParams &params, const AttendDevice &device, cudaStream_t stream) {

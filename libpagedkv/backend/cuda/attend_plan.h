@@ -12,6 +12,7 @@ constexpr int kWideTileRows = 64;    // and prefill
 constexpr int kMaxDecodeRows = 16;   // of a sequence, for the decode kernel
 constexpr int64_t kMaxDecodeSequences = 4096;
 constexpr int kLeastDecodeTile = 16;  // keys
+constexpr int kSegmentUnits = 2;      // tiles that the ends of a (sequence, KV head) cost as much as, for the decode kernel
 constexpr uint64_t kLeastBoxBytes = 128;  // of a copied box
 constexpr int kAttendWarps = 4;
 constexpr int kMaxStages = 3;                     // of K and V in shared memory
@@ -62,9 +63,12 @@ struct AttendPlan {
 
 AttendPlan plan_attend(const AttendParams &params, const AttendDevice &device);
 
-// What a batch keeps, zeros at first: a ticket for each split tile of rows and the counter of prefill, which go back to
-// zero with each launch, room for partial results, and a lse for each row of what follows shared prefixes. A plan splits
+constexpr int64_t kDecodePartFloats = 256 * 2 * kMaxDecodeRows * 132;  // of 256 thread blocks
+
+// What a batch keeps, zeros at first: a ticket for each split tile of rows and the counter of prefill, room for partial
+// results, a lse for each row of what follows shared prefixes, then the parts of the decode kernel. Tickets, counter and parts go back to zero with each launch. A plan splits
 // only as far as they go.
 uint64_t attend_workspace_bytes(int head_dim);
+uint64_t decode_parts_offset(int head_dim);
 
 }  // namespace pkv

@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(32 * kMergeWarps)
   if (p.lets_next) let_next_launch();
   const int lane = threadIdx.x % 32;
   const SharedPrefixes &prefixes = p.tables.prefixes;
-  const int32_t num_prefixes = __ldg(prefixes.counts), num_tokens = __ldg(prefixes.counts + 1);
+  const int32_t num_prefixes = prefixes.counts[0], num_tokens = prefixes.counts[1];
   const int32_t part_tiles = static_cast<int32_t>(__ldcg(launch.part_tiles));
   const int64_t num_rows = p.tables.num_tokens * p.num_heads;
   const uint32_t index = blockIdx.x * kMergeWarps + threadIdx.x / 32;
@@ -40,11 +40,11 @@ __global__ void __launch_bounds__(32 * kMergeWarps)
   int32_t low = 0, high = num_prefixes;  // the last prefix that starts at or before it
   while (high - low > 1) {
     const int32_t middle = (low + high) / 2;
-    (__ldg(&prefixes.items[middle].num_before) <= place ? low : high) = middle;
+    (prefixes.items[middle].num_before <= place ? low : high) = middle;
   }
   const SharedPrefix &prefix = prefixes.items[low];
-  const int64_t token = __ldg(&prefix.first_token) + (place - __ldg(&prefix.num_before));
-  const int32_t num_key_tiles = (__ldg(&prefix.num_keys) + launch.tile_keys - 1) / launch.tile_keys;
+  const int64_t token = prefix.first_token + (place - prefix.num_before);
+  const int32_t num_key_tiles = (prefix.num_keys + launch.tile_keys - 1) / launch.tile_keys;
   const int32_t num_parts = (num_key_tiles + part_tiles - 1) / part_tiles;
 
   const int64_t row = token * p.num_heads + head;

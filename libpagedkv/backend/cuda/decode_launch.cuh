@@ -37,19 +37,14 @@ template <class Traits>
 Status launch_decode_traits(const AttendParams &params, const AttendDevice &device, cudaStream_t stream,
                             bool *is_launched) {
   const int64_t grid = static_cast<int64_t>(Traits::kBlocks) * device.num_processors;
-  uint32_t *const tickets = static_cast<uint32_t *>(params.workspace);
-  constexpr int64_t kPartsOffset = kMaxTickets + kPrefillCounters;
-  const uint64_t end =
-      kPartsOffset * sizeof(uint32_t) + static_cast<uint64_t>(grid) * 2 * Traits::kPartFloats * sizeof(float);
-  *is_launched = grid <= kMaxTickets && end <= attend_workspace_bytes(Traits::kDim);
+  *is_launched = grid * 2 * Traits::kPartFloats <= kDecodePartFloats;
   if (!*is_launched) return PKV_OK;
 
   DecodeLaunch launch = {};
   while ((1 << launch.block_shift) < params.kv.block_size) ++launch.block_shift;
   launch.box_rows = std::min(params.kv.block_size, Traits::kTileKeys);
   launch.box_pieces = launch.box_rows == Traits::kTileKeys ? Traits::kRowPieces : 1;
-  launch.tickets = tickets;
-  launch.parts = reinterpret_cast<float *>(tickets + kPartsOffset);
+  launch.parts = reinterpret_cast<float *>(static_cast<char *>(params.workspace) + decode_parts_offset(Traits::kDim));
   DecodeMaps maps;
   PKV_TRY(make_decode_map<Traits>(params.kv, launch, params.kv.k_offset, &maps.keys));
   PKV_TRY(make_decode_map<Traits>(params.kv, launch, params.kv.v_offset, &maps.values));

@@ -25,7 +25,7 @@ __device__ inline int32_t count_prefix_parts(int32_t num_key_tiles, int32_t part
 __device__ inline int32_t count_row_tiles(const SharedPrefixes &prefixes, int32_t index, int32_t num_prefixes,
                                           int32_t tile_tokens) {
   if (index >= num_prefixes) return 0;
-  const int32_t num_tokens = __ldg(&prefixes.items[index + 1].num_before) - __ldg(&prefixes.items[index].num_before);
+  const int32_t num_tokens = prefixes.items[index + 1].num_before - prefixes.items[index].num_before;
   return (num_tokens + tile_tokens - 1) / tile_tokens;
 }
 
@@ -34,7 +34,7 @@ __device__ inline int32_t count_row_tiles(const SharedPrefixes &prefixes, int32_
 __device__ inline void find_prefix_rows(const SharedPrefixes &prefixes, int32_t tile_tokens, int32_t tile,
                                         RowTile *out) {
   constexpr uint32_t kAll = 0xffffffffu;
-  const int32_t lane = static_cast<int32_t>(threadIdx.x % 32), num_prefixes = __ldg(prefixes.counts);
+  const int32_t lane = static_cast<int32_t>(threadIdx.x % 32), num_prefixes = prefixes.counts[0];
   int32_t index = 0, first_tile = 0;
   for (int32_t first = 0, before = 0; first < num_prefixes; first += 32) {
     const int32_t own = count_row_tiles(prefixes, first + lane, num_prefixes, tile_tokens);
@@ -49,11 +49,11 @@ __device__ inline void find_prefix_rows(const SharedPrefixes &prefixes, int32_t 
     before = __shfl_sync(kAll, end, 31);
   }
   const SharedPrefix &prefix = prefixes.items[index];
-  out->sequence = __ldg(&prefix.sequence);
-  out->first_token = __ldg(&prefix.first_token);
-  out->query_len = out->num_rows = __ldg(&prefixes.items[index + 1].num_before) - __ldg(&prefix.num_before);
+  out->sequence = prefix.sequence;
+  out->first_token = prefix.first_token;
+  out->query_len = out->num_rows = prefixes.items[index + 1].num_before - prefix.num_before;
   out->first_row = (tile - first_tile) * tile_tokens;
-  out->seq_len = __ldg(&prefix.num_keys);
+  out->seq_len = prefix.num_keys;
 }
 
 // How the keys are cut: each lane tries a number of parts, and the one wins with which the thread blocks are done first,
@@ -63,9 +63,9 @@ __device__ inline PrefixShape cut_prefixes(const AttendParams &p, const PrefillP
   constexpr uint32_t kMostCost = (1u << 26) - 1;
   const SharedPrefixes &prefixes = p.tables.prefixes;
   const int32_t lane = static_cast<int32_t>(threadIdx.x % 32);
-  const int32_t num_prefixes = __ldg(prefixes.counts);
+  const int32_t num_prefixes = prefixes.counts[0];
   int32_t longest = 0;
-  for (int32_t i = lane; i < num_prefixes; i += 32) longest = max(longest, __ldg(&prefixes.items[i].num_keys));
+  for (int32_t i = lane; i < num_prefixes; i += 32) longest = max(longest, prefixes.items[i].num_keys);
   longest = static_cast<int32_t>(__reduce_max_sync(kAll, static_cast<uint32_t>(longest)));
   const int32_t longest_tiles = (longest + tile_keys - 1) / tile_keys;
   const int32_t part_tiles = max((longest_tiles + lane) / (lane + 1), kPrefixPartTiles);
@@ -73,7 +73,7 @@ __device__ inline PrefixShape cut_prefixes(const AttendParams &p, const PrefillP
   int32_t num_tiles = 0;
   for (int32_t first = 0; first < num_prefixes; first += 32) {
     const int32_t row_tiles = count_row_tiles(prefixes, first + lane, num_prefixes, plan.tile_tokens);
-    const int32_t num_keys = first + lane < num_prefixes ? __ldg(&prefixes.items[first + lane].num_keys) : 0;
+    const int32_t num_keys = first + lane < num_prefixes ? prefixes.items[first + lane].num_keys : 0;
     const int32_t key_tiles = (num_keys + tile_keys - 1) / tile_keys;
     for (int32_t i = 0; i < min(num_prefixes - first, 32); ++i) {
       const int32_t rows = __shfl_sync(kAll, row_tiles, i), keys = __shfl_sync(kAll, key_tiles, i);

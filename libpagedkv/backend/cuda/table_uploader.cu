@@ -34,7 +34,7 @@ __device__ inline void store(const UploadTablesParams &p) {
 // bandwidth for a long prefill.
 __global__ void __launch_bounds__(kThreads) store_tables(const __grid_constant__ UploadTablesParams p) { store(p); }
 
-template <int kBytes>
+template <uint64_t kBytes>
 struct SizedArgument {
   UploadTablesParams params;      // its arrays are offsets into tables
   alignas(16) char tables[kBytes];
@@ -46,7 +46,7 @@ __device__ inline void move_into(const char *tables, const T **array) {
 }
 
 // The same with the arrays in the argument. Bound by the latency of a launch.
-template <int kBytes>
+template <uint64_t kBytes>
 __global__ void __launch_bounds__(kThreads) store_argument(const __grid_constant__ SizedArgument<kBytes> argument) {
   UploadTablesParams p = argument.params;
   move_into(argument.tables, &p.seq_lens);
@@ -61,19 +61,11 @@ __global__ void __launch_bounds__(kThreads) store_argument(const __grid_constant
   store(p);
 }
 
-// An argument of up to 4 KiB goes everywhere, one of 32,764 bytes from CUDA 12.1 on. The driver copies all of an argument.
-constexpr int kArgumentBytes[] = {3840, 7936, 16128, 32512};
-constexpr uint64_t kSmallArgumentBytes = kArgumentBytes[0], kLargeArgumentBytes = kArgumentBytes[3];
-constexpr int kLargeArgumentDriver = 12010;
-static_assert(sizeof(SizedArgument<kArgumentBytes[0]>) <= 4096 && sizeof(SizedArgument<kArgumentBytes[3]>) <= 32764,
-              "the bounds of an argument");
-
-const void *argument_kernel(uint64_t bytes) {
-  if (bytes <= kArgumentBytes[0]) return reinterpret_cast<const void *>(&store_argument<kArgumentBytes[0]>);
-  if (bytes <= kArgumentBytes[1]) return reinterpret_cast<const void *>(&store_argument<kArgumentBytes[1]>);
-  if (bytes <= kArgumentBytes[2]) return reinterpret_cast<const void *>(&store_argument<kArgumentBytes[2]>);
-  return reinterpret_cast<const void *>(&store_argument<kArgumentBytes[3]>);
-}
+// The driver copies all of an argument, and for more than these sizes takes longer than an event and staging memory do. An
+// argument of more than 4 KiB needs CUDA 12.1.
+constexpr uint64_t kSmallBytes = 3840, kLargeBytes = 7936;
+constexpr int kLargeDriver = 12010;
+static_assert(sizeof(SizedArgument<kSmallBytes>) <= 4096, "the bound of an argument");
 
 template <class T>
 void make_offset(const char *tables, const T **array) {
@@ -82,7 +74,7 @@ void make_offset(const char *tables, const T **array) {
 
 }  // namespace
 
-struct TablesArgument : SizedArgument<kArgumentBytes[3]> {};
+struct TablesArgument : SizedArgument<kLargeBytes> {};
 
 CudaTableUploader::CudaTableUploader(CUcontext context, uint64_t slot_bytes)
     : context_(context), slot_bytes_(slot_bytes), argument_(new TablesArgument) {}
@@ -93,7 +85,7 @@ Status CudaTableUploader::create(CUcontext context, uint64_t bytes, std::unique_
   std::unique_ptr<CudaTableUploader> uploader(new CudaTableUploader(context, bytes));
   int driver = 0;
   PKV_TRY_CUDA(cudaDriverGetVersion(&driver));
-  uploader->max_argument_bytes_ = driver >= kLargeArgumentDriver ? kLargeArgumentBytes : kSmallArgumentBytes;
+  uploader->max_argument_bytes_ = driver >= kLargeDriver ? kLargeBytes : kSmallBytes;
   PKV_TRY_CUDA(cudaHostAlloc(reinterpret_cast<void **>(&uploader->staging_), kNumSlots * bytes, cudaHostAllocMapped));
   for (cudaEvent_t &event : uploader->events_) {
     PKV_TRY_CUDA(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
@@ -155,9 +147,10 @@ Status CudaTableUploader::submit_argument(const UploadTablesParams &params, int6
   make_offset(argument_->tables, &p.prefixes);
   make_offset(argument_->tables, &p.change_indices);
   make_offset(argument_->tables, &p.change_values);
-  void *arguments[] = {argument_.get()};
-  PKV_TRY_CUDA(cudaLaunchKernel(argument_kernel(argument_bytes_), dim3(static_cast<unsigned int>(num_blocks)),
-                                dim3(kThreads), arguments, 0, stream));
+  const void *kernel = argument_bytes_ <= kSmallBytes ? reinterpret_cast<const void *>(&store_argument<kSmallBytes>)
+                                                     : reinterpret_cast<const void *>(&store_argument<kLargeBytes>);
+  void *arguments[] = {argument_.get()};  // a smaller one begins like a large one
+  PKV_TRY_CUDA(cudaLaunchKernel(kernel, dim3(static_cast<unsigned int>(num_blocks)), dim3(kThreads), arguments, 0, stream));
   return PKV_OK;
 }
 
