@@ -26,36 +26,39 @@ struct MergeLaunch {
 template <class T>
 __global__ void __launch_bounds__(32 * kMergeWarps)
     merge_prefixes(const __grid_constant__ AttendParams p, const __grid_constant__ MergeLaunch launch) {
-  wait_for_launch_before();
   if (p.lets_next) let_next_launch();
+  // The tables were there before the launches whose results are merged.
   const int lane = threadIdx.x % 32;
   const SharedPrefixes &prefixes = p.tables.prefixes;
   const int32_t num_prefixes = prefixes.counts[0], num_tokens = prefixes.counts[1];
-  const int32_t part_tiles = static_cast<int32_t>(__ldcg(launch.part_tiles));
   const int64_t num_rows = p.tables.num_tokens * p.num_heads;
   const uint32_t index = blockIdx.x * kMergeWarps + threadIdx.x / 32;
   const int32_t place = static_cast<int32_t>(index / static_cast<uint32_t>(p.num_heads));  // among tokens with a prefix
   const int32_t head = static_cast<int32_t>(index - static_cast<uint32_t>(place * p.num_heads));
-  if (place >= num_tokens) return;
-  int32_t low = 0, high = num_prefixes;  // the last prefix that starts at or before it
-  while (high - low > 1) {
-    const int32_t middle = (low + high) / 2;
-    (prefixes.items[middle].num_before <= place ? low : high) = middle;
+  SharedPrefix prefix = {};
+  if (place < num_tokens) {
+    int32_t low = 0, high = num_prefixes;  // the last prefix that starts at or before it
+    while (high - low > 1) {
+      const int32_t middle = (low + high) / 2;
+      (prefixes.items[middle].num_before <= place ? low : high) = middle;
+    }
+    prefix = prefixes.items[low];
   }
-  const SharedPrefix &prefix = prefixes.items[low];
+  wait_for_launch_before();
+  if (place >= num_tokens) return;
+  const int32_t part_tiles = static_cast<int32_t>(__ldcg(launch.part_tiles));
   const int64_t token = prefix.first_token + (place - prefix.num_before);
   const int32_t num_key_tiles = (prefix.num_keys + launch.tile_keys - 1) / launch.tile_keys;
   const int32_t num_parts = (num_key_tiles + part_tiles - 1) / part_tiles;
-
   const int64_t row = token * p.num_heads + head;
   const int32_t head_dim = p.kv.v_head_dim;
   const bool has_dims = lane * 4 < head_dim;
   float *const lse_at = p.lse + token * p.lse_token_stride + head * p.lse_head_stride;
   T *const out = static_cast<T *>(p.out) + token * p.out_token_stride + head * p.out_head_stride + lane * 4;
-  const float rest_lse = *lse_at * kLog2E;
+  const float rest_lse = __ldcg(lse_at) * kLog2E;
   const float part_lse = lane < num_parts ? __ldcg(launch.parts.partial_lse + lane * num_rows + row) : -INFINITY;
   uint2 rest = {0, 0};
-  if (has_dims) rest = *reinterpret_cast<const uint2 *>(out);
+  if (has_dims) rest = __ldcg(reinterpret_cast<const uint2 *>(out));
   const float largest = fmaxf(rest_lse, reduce_warp(part_lse, [](float a, float b) { return fmaxf(a, b); }));
   const float safe = largest == -INFINITY ? 0.0f : largest;
   const float weight = exp2f(part_lse - safe), rest_weight = exp2f(rest_lse - safe);
