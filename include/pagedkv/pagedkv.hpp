@@ -723,6 +723,7 @@ class Batch {
   Array<int32_t> indptr() const { return table<int32_t>(PKV_INDPTR); }
   Array<int32_t> indices() const { return table<int32_t>(PKV_INDICES); }
   Array<int32_t> last_block_len() const { return table<int32_t>(PKV_LAST_BLOCK_LEN); }
+  Array<int32_t> shared_lens() const { return table<int32_t>(PKV_SHARED_LENS); }
   Array<int64_t> block_pointers() const { return table<int64_t>(PKV_BLOCK_POINTERS); }
   // Likewise a step of one device.
   pkv_batch *part(int32_t device_index) const {
