@@ -273,8 +273,8 @@ class DecodeWalk {
     // Nothing is on its way behind the last segment.
     float *part = index == 0 ? part_ : reinterpret_cast<float *>(planes_);
     if (!is_whole && lane == 0) {
-      slots[index] = {entered - cursor.tile - kSegmentUnits, cursor.now.num_units(), cursor.now.first_token, num_rows, cursor.kv_head,
-                      value_scale_};
+      slots[index] = {entered - cursor.tile - kSegmentUnits, cursor.now.num_units(), cursor.now.first_token, num_rows,
+                      cursor.kv_head, value_scale_};
     }
 #pragma unroll
     for (int n = 0; n < Traits::kRowTiles; ++n) {

@@ -31,9 +31,9 @@ Status make_decode_map(const PagedKv &kv, const DecodeLaunch &launch, uint64_t o
                   CU_TENSOR_MAP_L2_PROMOTION_L2_128B, out);
 }
 
-// Thread blocks on so many multiprocessors: a number that as large a power of two divides as leaves few of them idle. So
-// the segments of a batch of one length, whose number is such a multiple mostly, begin and end with ranges of warps; they
-// need few merges, and their heads are read side by side, which memory rewards with more than the idle ones would bring.
+// Thread blocks for so many multiprocessors: a number that as large a power of two divides as leaves few of them idle.
+// So the segments of a batch of one length, whose number mostly is such a multiple, begin and end with ranges of warps:
+// few need a merge, and heads are read side by side, which memory rewards with more than the idle ones would bring.
 inline int64_t choose_even_blocks(int64_t num_processors) {
   int64_t blocks = num_processors;
   for (int64_t step = 2; step <= num_processors; step *= 2) {
