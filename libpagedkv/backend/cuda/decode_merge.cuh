@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backend/cuda/attend_decode.cuh"
+#include "backend/cuda/dependent_launch.cuh"
 
 namespace pkv {
 
@@ -169,13 +170,13 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
   // Swizzled rows stand in groups of 1024 bytes.
   char *planes = dynamic_shared + ((1024 - shared_address(dynamic_shared) % 1024) & 1023);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  let_next_launch();
   if (threadIdx.x == 0) prefetch_map(&maps.keys), prefetch_map(&maps.values);
   if (lane < 2) slots[2 * warp + lane].first_unit = -1;
   if (lane < Traits::kPlanes) init_barrier(&warps[warp].full[lane], 1);
   fence_barrier_init();
   __syncwarp();
   wait_for_launch_before();
+  if (p.lets_next) let_next_launch();
 
   const int32_t num_sequences = static_cast<int32_t>(p.tables.num_sequences);
   const bool is_small = num_sequences <= 32;

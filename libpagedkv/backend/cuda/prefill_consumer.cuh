@@ -300,7 +300,7 @@ class PrefillConsumer {
       const float lse = sum == 0.0f ? -INFINITY : largest_[row] * scale_log2_ + log2f(sum);
       float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
       if (Traits::kIsWidened) factor *= value_scale_;
-      if (tile.num_parts > 1) {
+      if (is_part(tile)) {
         if (is_inside) write_part(out, row, tile.part, token, head, lse, factor);
         continue;
       }
@@ -322,7 +322,7 @@ class PrefillConsumer {
         if (is_inside) *reinterpret_cast<uint4 *>(target + column * 8) = {words[0], words[1], words[2], words[3]};
       }
     }
-    if (tile.num_parts > 1 && is_last_of_parts(tile)) {
+    if (is_part(tile) && !over_prefixes() && is_last_of_parts(tile)) {
       const int warp = threadIdx.x % kWarpgroupThreads / 32;
       for (int row = warpgroup_ * 64 + warp; row < (warpgroup_ + 1) * 64; row += kWarpgroupThreads / 32) {
         if (row / group >= tile.num_tokens) break;
@@ -331,6 +331,10 @@ class PrefillConsumer {
       }
     }
   }
+
+  // Then all are parts, and somebody else merges them.
+  __device__ bool over_prefixes() const { return Traits::kTakesPrefixes && launch_.plan.over_prefixes; }
+  __device__ bool is_part(const PrefillTile &tile) const { return tile.num_parts > 1 || over_prefixes(); }
 
   __device__ void write_part(const float (&out)[kOutputs], int row, int32_t part, int64_t token, int32_t head,
                              float lse, float factor) const {

@@ -19,6 +19,7 @@
 // Bound by the tensor cores; see docs/kernels.md.
 #pragma once
 
+#include "backend/cuda/dependent_launch.cuh"
 #include "backend/cuda/prefill_consumer.cuh"
 #include "backend/cuda/prefill_producer.cuh"
 #include "backend/cuda/prefill_widener.cuh"
@@ -57,6 +58,11 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     fence_barrier_init();
   }
   __syncthreads();
+  // Over prefixes the launch before is the decode kernel over what is not shared: it has waited for all that is read
+  // here, and lets this one begin after that. Nothing of the one is of matter to the other.
+  const bool over_prefixes = Traits::kTakesPrefixes && launch.plan.over_prefixes;
+  if (!over_prefixes) wait_for_launch_before();
+  if (p.lets_next) let_next_launch();
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroupThreads, 0);
   if (warpgroup == 0) {
     release_registers<Traits::kLoadingRegisters>();
@@ -67,7 +73,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
       KeyProducer<Traits, true>(p, launch, &shared, buffers).run(key_map);
     } else if (warp == 2) {
       KeyProducer<Traits, false>(p, launch, &shared, buffers).run(value_map);
-    } else {
+    } else if (!over_prefixes) {
       clear_padding<typename Traits::T>(p, p.tables.cu_seqlens_q[p.tables.num_sequences], threadIdx.x % 32, 32);
     }
   } else if (warpgroup < Traits::kFirstConsumer) {
@@ -84,6 +90,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     take_registers<Traits::kComputingRegisters>();
     PrefillConsumer<Traits>(p, launch, &shared, queries, buffers, warpgroup - Traits::kFirstConsumer).run();
   }
+  if (over_prefixes) wait_for_launch_before();  // who waits for this launch waits for both
 #endif
 }
 

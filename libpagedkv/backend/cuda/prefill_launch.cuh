@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "backend/cuda/cuda_status.h"
+#include "backend/cuda/launch.h"
 #include "backend/cuda/prefill_kernel.cuh"
 #include "backend/cuda/prefill_maps.h"
 
@@ -23,15 +24,13 @@ Status launch_traits(const AttendParams &params, const AttendDevice &device, con
   launch.plan = plan;
   launch.group = params.num_heads / params.kv.num_kv_heads;
   while (1 << launch.box_shift < plan.box_rows) ++launch.box_shift;
-  AttendPlan parts = {};
-  parts.num_splits = plan.num_splits;
-  launch.parts = make_launch(params, parts);
+  if (plan.num_splits > 1 || plan.over_prefixes) launch.parts = find_parts(params, plan.num_splits);
   launch.next_tile = static_cast<uint32_t *>(params.workspace) + kMaxTickets;
   const int64_t num_works = static_cast<int64_t>(plan.num_tiles) * params.kv.num_kv_heads * plan.num_splits;
   const dim3 grid(static_cast<unsigned int>(std::min<int64_t>(num_works, device.num_processors)));
   void *arguments[] = {const_cast<AttendParams *>(&params), &launch, &query_map, &key_map, &value_map};
-  PKV_TRY_CUDA(cudaLaunchKernel(reinterpret_cast<const void *>(kernel), grid, dim3(Traits::kThreads), arguments,
-                                Traits::kSharedBytes, stream));
+  PKV_TRY_CUDA(launch_kernel(reinterpret_cast<const void *>(kernel), grid, dim3(Traits::kThreads), arguments,
+                             Traits::kSharedBytes, stream, params.is_beside));
   return PKV_OK;
 }
 

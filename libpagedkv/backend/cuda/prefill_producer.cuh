@@ -1,7 +1,7 @@
 // The warps of the prefill kernel that load: one takes tiles of rows and loads queries, one loads K, one V.
 #pragma once
 
-#include "backend/cuda/prefill_tiles.cuh"
+#include "backend/cuda/prefill_prefixes.cuh"
 
 #ifdef PKV_IS_SM90A
 namespace pkv {
@@ -11,8 +11,17 @@ template <class Traits>
 __device__ void produce_tiles(const AttendParams &p, const PrefillLaunch &launch, const CUtensorMap &query_map,
                               PrefillShared<Traits> *shared, char *queries) {
   const int lane = threadIdx.x % 32;
-  const uint32_t num_splits = static_cast<uint32_t>(launch.plan.num_splits);
-  const uint32_t num_tiles = static_cast<uint32_t>(launch.plan.num_tiles);
+  const bool over_prefixes = Traits::kTakesPrefixes && launch.plan.over_prefixes;
+  uint32_t num_splits = static_cast<uint32_t>(launch.plan.num_splits);
+  uint32_t num_tiles = static_cast<uint32_t>(launch.plan.num_tiles);
+  int32_t most_tiles = 0;
+  if (over_prefixes) {
+    const PrefixShape shape = cut_prefixes(p, launch.plan, Traits::kTile);
+    num_splits = static_cast<uint32_t>(shape.num_splits);
+    num_tiles = static_cast<uint32_t>(shape.num_tiles);
+    most_tiles = shape.part_tiles;
+    if (blockIdx.x == 0 && lane == 0) launch.next_tile[1] = static_cast<uint32_t>(shape.part_tiles);
+  }
   const uint32_t num_works = num_tiles * static_cast<uint32_t>(p.kv.num_kv_heads) * num_splits;
   const int32_t group = launch.group;
   RingCursor<Traits::kQuerySlots> slot;
@@ -26,7 +35,12 @@ __device__ void produce_tiles(const AttendParams &p, const PrefillLaunch &launch
       uint32_t next = 0;
       if (lane == 0) next = atomicInc(launch.next_tile, num_works - 1);
       RowTile rows;
-      const bool has_rows = find_rows(p.tables, 1, launch.plan.tile_tokens, index, &rows);
+      bool has_rows = true;
+      if (over_prefixes) {
+        find_prefix_rows(p.tables.prefixes, launch.plan.tile_tokens, static_cast<int32_t>(index), &rows);
+      } else {
+        has_rows = find_rows(p.tables, 1, launch.plan.tile_tokens, index, &rows);
+      }
       work = __shfl_sync(0xffffffffu, next, 0) + gridDim.x;
       if (!has_rows) continue;
       tile.sequence = rows.sequence;
@@ -43,7 +57,8 @@ __device__ void produce_tiles(const AttendParams &p, const PrefillLaunch &launch
       }
       const int32_t last = max((end + Traits::kTile - 1) / Traits::kTile - 1, begin);
       const int32_t num_key_tiles = last - begin + 1;
-      const int32_t num_parts = min(launch.plan.num_splits, max(num_key_tiles / kPrefillPartTiles, 1));
+      const int32_t num_parts = over_prefixes ? count_prefix_parts(num_key_tiles, most_tiles)
+                                              : min(launch.plan.num_splits, max(num_key_tiles / kPrefillPartTiles, 1));
       if (static_cast<int32_t>(part) >= num_parts) continue;
       // Parts as equal as may be.
       const int32_t part_tiles = num_key_tiles / num_parts, num_longer = num_key_tiles % num_parts;

@@ -14,7 +14,9 @@ struct PrefillLaunch {
   int32_t group;        // heads that share a KV head
   int32_t box_shift;    // logarithm of plan.box_rows
   AttendLaunch parts;   // where they are written and counted, if there are any
-  uint32_t *next_tile;  // counts the tiles that were taken; zero before and after a launch
+  // Two words: one counts the tiles that were taken, zero before and after a launch; over prefixes the other becomes the
+  // tiles of keys in a part.
+  uint32_t *next_tile;
 };
 
 // A tile of rows, as the producer hands it to the consumers.
@@ -41,6 +43,7 @@ struct PrefillTraits {
   static constexpr bool kIsWidened = kStored != kQuery;
   static constexpr int kKeyDim = kKeyHeadDim, kValueDim = kValueHeadDim;
   static_assert(kValueDim <= kKeyDim, "buffers are as large as K");
+  static constexpr bool kTakesPrefixes = kKeyDim <= 128;  // as the decode kernel does, which they are for
   static constexpr int kTile = prefill_tile_keys(kKeyDim, kIsWidened);
   static constexpr int kQuerySlots = 2;
   static constexpr int kPartDims = 64;  // of a row: what fills the 128 bytes that are swizzled

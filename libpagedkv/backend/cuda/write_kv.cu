@@ -2,7 +2,9 @@
 #include <algorithm>
 
 #include "backend/cuda/cuda_status.h"
+#include "backend/cuda/dependent_launch.cuh"
 #include "backend/cuda/kernels.h"
+#include "backend/cuda/launch.h"
 #include "backend/cuda/number_formats.cuh"
 #include "backend/cuda/paged_kv.cuh"
 #include "backend/cuda/row_pieces.cuh"
@@ -36,6 +38,8 @@ constexpr int kHeadsPerThread = 2;
 template <class Source, class Stored, bool kIsRotated>
 __global__ void __launch_bounds__(kRowThreads, kIsRotated && sizeof(Source) == 2 ? 3 : 1)
     write_rows(const __grid_constant__ WriteKvParams p, const __grid_constant__ RowThreads threads, bool is_aligned) {
+  wait_for_launch_before();
+  if (p.lets_next) let_next_launch();
   RowPlace place;
   if (!find_place(threads, p.num_tokens, &place)) return;
   const bool is_value = place.is_value;
@@ -132,8 +136,8 @@ Status launch_write_kv(const WriteKvParams &params, cudaStream_t stream) {
   }
   RowThreads threads = arrange_threads(params.kv, params.num_tokens, kHeadsPerThread, k_lanes, v_lanes);
   void *arguments[] = {const_cast<WriteKvParams *>(&params), &threads, &is_wide};
-  PKV_TRY_CUDA(cudaLaunchKernel(reinterpret_cast<const void *>(kernel), threads.grid, threads.block, arguments, 0,
-                                stream));
+  PKV_TRY_CUDA(launch_kernel(reinterpret_cast<const void *>(kernel), threads.grid, threads.block, arguments, 0, stream,
+                             params.is_beside));
   return PKV_OK;
 }
 
