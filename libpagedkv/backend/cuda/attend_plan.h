@@ -12,7 +12,7 @@ constexpr int kWideTileRows = 64;    // and prefill
 constexpr int kMaxDecodeRows = 16;   // of a sequence, for the decode kernel
 constexpr int64_t kMaxDecodeSequences = 4096;
 constexpr int kLeastDecodeTile = 16;  // keys
-constexpr int kSegmentUnits = 2;      // tiles that the ends of a (sequence, KV head) cost as much as, for the decode kernel
+constexpr int kSegmentUnits = 2;      // of such tiles, that the ends of a (sequence, KV head) cost
 constexpr uint64_t kLeastBoxBytes = 128;  // of a copied box
 constexpr int kAttendWarps = 4;
 constexpr int kMaxStages = 3;                     // of K and V in shared memory
@@ -66,8 +66,8 @@ AttendPlan plan_attend(const AttendParams &params, const AttendDevice &device);
 constexpr int64_t kDecodePartFloats = 256 * 2 * kMaxDecodeRows * 132;  // of 256 thread blocks
 
 // What a batch keeps, zeros at first: a ticket for each split tile of rows and the counter of prefill, room for partial
-// results, a lse for each row of what follows shared prefixes, then the parts of the decode kernel. Tickets, counter and parts go back to zero with each launch. A plan splits
-// only as far as they go.
+// results, a lse for each row of what follows shared prefixes, then the parts of the decode kernel. Tickets, counter and
+// parts go back to zero with each launch. A plan splits only as far as they go.
 uint64_t attend_workspace_bytes(int head_dim);
 uint64_t decode_parts_offset(int head_dim);
 
