@@ -41,21 +41,27 @@ __device__ float reduce_warp(float value, Operation operation) {
   return value;
 }
 
+// Where the parts of a row stand: row `first` of what the workspace holds, and every `stride`-th from there on.
+struct PartRows {
+  const float *out;  // [.., head_dim]
+  const float *lse;  // base 2
+  int64_t first, stride;
+};
+
 // Plan: a warp merges the parts of one (token, head). Lanes have the weights of two splits each and give them to all; then
 // every lane sums four dims over the splits, in their order. No load waits for another one. The parts were written by
 // other multiprocessors: they are read past the first cache.
 template <class T>
-__device__ void combine_parts(const AttendParams &p, const AttendLaunch &launch, int32_t num_parts, int64_t token,
+__device__ void combine_parts(const AttendParams &p, const PartRows &parts, int32_t num_parts, int64_t token,
                               int32_t head) {
   static_assert(kMaxSplits <= 64, "two splits a lane");
   const int lane = threadIdx.x % 32;
-  const int64_t row = token * p.num_heads + head, num_rows = p.tables.num_tokens * p.num_heads;
   const int32_t head_dim = p.kv.v_head_dim;
   float lse[2], weight[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int32_t split = lane + 32 * i;
-    lse[i] = split < num_parts ? __ldcg(launch.partial_lse + split * num_rows + row) : -INFINITY;
+    lse[i] = split < num_parts ? __ldcg(parts.lse + parts.first + split * parts.stride) : -INFINITY;
   }
   const float largest = reduce_warp(fmaxf(lse[0], lse[1]), [](float a, float b) { return fmaxf(a, b); });
   const float safe = largest == -INFINITY ? 0.0f : largest;
@@ -72,11 +78,11 @@ __device__ void combine_parts(const AttendParams &p, const AttendLaunch &launch,
   for (int32_t first_dim = 0; first_dim < head_dim; first_dim += 128) {
     const int32_t dim = first_dim + lane * 4;
     const bool is_inside = dim < head_dim;
-    const float *part = launch.partial_out + row * head_dim + (is_inside ? dim : 0);
+    const float *part = parts.out + parts.first * head_dim + (is_inside ? dim : 0);
     float4 total = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll 8
     for (int32_t split = 0; split < num_parts; ++split) {
-      const float4 value = __ldcg(reinterpret_cast<const float4 *>(part + split * num_rows * head_dim));
+      const float4 value = __ldcg(reinterpret_cast<const float4 *>(part + split * parts.stride * head_dim));
       const float share = __shfl_sync(0xffffffffu, split < 32 ? weight[0] : weight[1], split % 32);
       total.x += share == 0.0f ? 0.0f : share * value.x;  // 0: a part over nothing
       total.y += share == 0.0f ? 0.0f : share * value.y;

@@ -86,7 +86,7 @@ template <class Traits>
 class DecodeWalk {
  public:
   using Warp = DecodeWarp<Traits>;
-  using Cursor = DecodeCursor<Traits::kTileKeys>;
+  using Cursor = DecodeCursor<Traits::kTileKeys, Traits::kRows>;
 
   // planes: the ring; part: where that of the first segment goes.
   __device__ DecodeWalk(const AttendParams &p, const DecodeLaunch &launch, const DecodeMaps &maps, Warp *warp,

@@ -10,10 +10,6 @@
 
 namespace pkv {
 
-constexpr int kDecodeBlocks = 1;  // thread blocks of a multiprocessor
-constexpr int kDecodeWarps = 8;
-constexpr int kDecodePlanes = 4;  // of K or V of head dim 128 on their way, of a warp
-
 // K or V [block, head, piece of a row, token, byte], without an end of the blocks: a captured launch may meet a cache
 // that has grown. Block -1 lies outside and is read as zeros.
 template <class Traits>
@@ -31,27 +27,33 @@ Status make_decode_map(const PagedKv &kv, const DecodeLaunch &launch, uint64_t o
                   CU_TENSOR_MAP_L2_PROMOTION_L2_128B, out);
 }
 
+// What a launch adds to the parameters; tickets and parts: where they stand in the workspace.
+template <class Traits>
+Status prepare_decode(const AttendParams &params, uint32_t *tickets, float *parts, DecodeLaunch *launch,
+                      DecodeMaps *maps) {
+  *launch = {};
+  while ((1 << launch->block_shift) < params.kv.block_size) ++launch->block_shift;
+  launch->box_rows = std::min(params.kv.block_size, Traits::kTileKeys);
+  launch->box_pieces = launch->box_rows == Traits::kTileKeys ? Traits::kRowPieces : 1;
+  launch->tickets = tickets;
+  launch->parts = parts;
+  PKV_TRY(make_decode_map<Traits>(params.kv, *launch, params.kv.k_offset, &maps->keys));
+  return make_decode_map<Traits>(params.kv, *launch, params.kv.v_offset, &maps->values);
+}
+
 // Whether it was launched: not if the workspace is too small.
 template <class Traits>
 Status launch_decode_traits(const AttendParams &params, const AttendDevice &device, cudaStream_t stream,
                             bool *is_launched) {
   const int64_t grid = static_cast<int64_t>(Traits::kBlocks) * device.num_processors;
-  uint32_t *const tickets = static_cast<uint32_t *>(params.workspace);
-  constexpr int64_t kPartsOffset = kMaxTickets + kPrefillCounters;
-  const uint64_t end =
-      kPartsOffset * sizeof(uint32_t) + static_cast<uint64_t>(grid) * 2 * Traits::kPartFloats * sizeof(float);
-  *is_launched = grid <= kMaxTickets && end <= attend_workspace_bytes(Traits::kDim);
+  const AttendWorkspace workspace = find_workspace(params);
+  const int64_t num_floats = grid * 2 * Traits::kPartFloats;
+  *is_launched = grid <= kMaxTickets && num_floats <= kWorkspaceRows * (Traits::kDim + 1);
   if (!*is_launched) return PKV_OK;
 
-  DecodeLaunch launch = {};
-  while ((1 << launch.block_shift) < params.kv.block_size) ++launch.block_shift;
-  launch.box_rows = std::min(params.kv.block_size, Traits::kTileKeys);
-  launch.box_pieces = launch.box_rows == Traits::kTileKeys ? Traits::kRowPieces : 1;
-  launch.tickets = tickets;
-  launch.parts = reinterpret_cast<float *>(tickets + kPartsOffset);
+  DecodeLaunch launch;
   DecodeMaps maps;
-  PKV_TRY(make_decode_map<Traits>(params.kv, launch, params.kv.k_offset, &maps.keys));
-  PKV_TRY(make_decode_map<Traits>(params.kv, launch, params.kv.v_offset, &maps.values));
+  PKV_TRY(prepare_decode<Traits>(params, workspace.tickets, workspace.parts, &launch, &maps));
   const void *kernel = reinterpret_cast<const void *>(&attend_decode<Traits>);
   PKV_TRY_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Traits::kSharedBytes));
   void *arguments[] = {const_cast<AttendParams *>(&params), &launch, &maps};
@@ -63,7 +65,7 @@ Status launch_decode_traits(const AttendParams &params, const AttendDevice &devi
 template <pkv_dtype kQuery, pkv_dtype kStored, int kHeadDim>
 Status launch_decode_head_dim(const AttendParams &params, const AttendDevice &device, cudaStream_t stream,
                               bool *is_launched) {
-  constexpr int kPlanes = kDecodePlanes * 128 / kHeadDim;
+  constexpr int kPlanes = decode_planes(kHeadDim);
   const int64_t num_rows = params.tables.max_query_len * (params.num_heads / params.kv.num_kv_heads);
   if (num_rows <= 8) {
     using Traits = DecodeTraits<kQuery, kStored, kHeadDim, 1, kDecodeWarps, kDecodeBlocks, kPlanes>;

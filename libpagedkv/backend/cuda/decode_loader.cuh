@@ -25,7 +25,7 @@ struct DecodeMaps {
 // What a warp keeps in shared memory beside its ring. Cursors are those of the first tile of the present segment.
 template <class Traits>
 struct DecodeWarp {
-  DecodeCursor<Traits::kTileKeys> ahead, now;  // of the block table, of the products
+  DecodeCursor<Traits::kTileKeys, Traits::kRows> ahead, now;  // of the block table, of the products
   int32_t begin, end;                          // units
   uint32_t valid[Traits::kPlanes];             // of the tile whose K stands there: bit i for key i
   uint64_t full[Traits::kPlanes];              // barriers: the plane is there
@@ -38,9 +38,9 @@ struct DecodePlace {
 };
 
 // To the next (sequence, KV head). Rare, so it does not stand in the loops. All lanes call it.
-template <int kTileKeys>
-__device__ __noinline__ void advance_cursor(const AttendParams &p, DecodeCursor<kTileKeys> *shared_cursor) {
-  DecodeCursor<kTileKeys> cursor = *shared_cursor;
+template <int kTileKeys, int kRows>
+__device__ __noinline__ void advance_cursor(const AttendParams &p, DecodeCursor<kTileKeys, kRows> *shared_cursor) {
+  DecodeCursor<kTileKeys, kRows> cursor = *shared_cursor;
   cursor.advance(p);
   __syncwarp();
   *shared_cursor = cursor;
@@ -60,7 +60,7 @@ struct DecodeRing {
 template <class Traits>
 class DecodeLoader {
  public:
-  using Cursor = DecodeCursor<Traits::kTileKeys>;
+  using Cursor = DecodeCursor<Traits::kTileKeys, Traits::kRows>;
 
   __device__ DecodeLoader(const AttendParams &p, const DecodeLaunch &launch, const DecodeMaps &maps,
                           DecodeWarp<Traits> *warp, char *ring)

@@ -98,58 +98,60 @@ __device__ inline bool take_ticket(uint32_t *ticket, uint32_t most) {
   return before == most;
 }
 
+// What a thread block keeps in shared memory beside planes and parts.
 template <class Traits>
-__global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
-    attend_decode(const __grid_constant__ AttendParams p, const __grid_constant__ DecodeLaunch launch,
-                  const __grid_constant__ DecodeMaps maps) {
-#ifdef PKV_IS_SM90A
-  extern __shared__ char dynamic_shared[];  // rings [kWarps, kPlanes, kPlaneBytes], parts [kWarps, kRows, kPartStride]
-  __shared__ DecodeStrips<Traits::kThreads> strips;
-  __shared__ DecodeSlot slots[2 * Traits::kWarps];
-  __shared__ DecodeWarp<Traits> warps[Traits::kWarps];
-  __shared__ bool are_last[2];
-  __shared__ int32_t num_tokens;  // without padding
-  // Swizzled rows stand in groups of 1024 bytes.
-  char *planes = dynamic_shared + ((1024 - shared_address(dynamic_shared) % 1024) & 1023);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  if (threadIdx.x == 0) {
-    prefetch_map(&maps.keys), prefetch_map(&maps.values);
-    num_tokens = __ldg(p.tables.cu_seqlens_q + p.tables.num_sequences);
-  }
+struct DecodeShared {
+  DecodeStrips<Traits::kThreads> strips;
+  DecodeSlot slots[2 * Traits::kWarps];
+  DecodeWarp<Traits> warps[Traits::kWarps];
+  bool are_last[2];
+};
+
+// The share of thread block `block` of num_blocks in a decode step, for kThreads threads, numbered by `thread`, whose
+// barrier is `sync`. planes: aligned to 1024 bytes; rings [kWarps, kPlanes, kPlaneBytes], then parts
+// [kWarps, kRows, kPartStride].
+template <class Traits, class Sync>
+__device__ __forceinline__ void decode_share(const AttendParams &p, const DecodeLaunch &launch, const DecodeMaps &maps,
+                                             DecodeShared<Traits> *shared, char *planes, int thread, int32_t block,
+                                             int32_t num_blocks, Sync sync) {
+  constexpr int kTileKeys = Traits::kTileKeys, kRows = Traits::kRows;
+  const int warp = thread / 32, lane = thread % 32;
+  DecodeWarp<Traits> *const own = &shared->warps[warp];
+  DecodeSlot *const slots = shared->slots;
+  if (thread == 0) prefetch_map(&maps.keys), prefetch_map(&maps.values);
   if (lane < 2) slots[2 * warp + lane].first_unit = -1;
-  if (lane < Traits::kPlanes) init_barrier(&warps[warp].full[lane], 1);
+  if (lane < Traits::kPlanes) init_barrier(&own->full[lane], 1);
   fence_barrier_init();
   __syncwarp();
 
   const int32_t num_sequences = static_cast<int32_t>(p.tables.num_sequences);
   const bool is_small = num_sequences <= 32;
   const int32_t strip = (num_sequences + Traits::kThreads - 1) / Traits::kThreads;
-  DecodeLanes<Traits::kTileKeys> lanes;
-  const int32_t num_tiles = is_small ? lanes.add_up(p) : strips.template add_up<Traits::kTileKeys>(p, strip);
+  DecodeLanes<kTileKeys, kRows> lanes;
+  const int32_t num_tiles =
+      is_small ? lanes.add_up(p) : shared->strips.template add_up<kTileKeys, kRows>(p, strip, thread, sync);
   const int32_t num_units = num_tiles * p.kv.num_kv_heads;
   // A few keys are not worth the merge of many thread blocks.
-  const int32_t num_active = min(max(num_units / Traits::kWarps, 1), static_cast<int32_t>(gridDim.x));
+  const int32_t num_active = min(max(num_units / Traits::kWarps, 1), num_blocks);
   const DecodeShares shares(num_units, num_active * Traits::kWarps);
-  const int32_t first_warp = blockIdx.x * Traits::kWarps;
+  const int32_t first_warp = block * Traits::kWarps;
   const int32_t begin = shares.begin(first_warp), end = shares.begin(first_warp + Traits::kWarps);
-  const bool has_units = static_cast<int32_t>(blockIdx.x) < num_active && end > begin;
+  const bool has_units = block < num_active && end > begin;
   if (has_units) {
     const int32_t warp_begin = shares.begin(first_warp + warp), warp_end = shares.begin(first_warp + warp + 1);
     if (warp_begin < warp_end) {
       const auto cursor = is_small ? lanes.find(p, warp_begin)
-                                   : strips.template find<Traits::kTileKeys>(p, strip, warp_begin);
-      DecodeWarp<Traits> &own = warps[warp];  // written by every lane, the same
-      own.ahead = own.now = cursor;
-      own.begin = warp_begin, own.end = warp_end;
+                                   : shared->strips.template find<kTileKeys, kRows>(p, strip, warp_begin);
+      own->ahead = own->now = cursor;  // by every lane, the same
+      own->begin = warp_begin, own->end = warp_end;
       __syncwarp();
-      DecodeWalk<Traits> walk(p, launch, maps, &own, planes + warp * Traits::kRingBytes,
+      DecodeWalk<Traits> walk(p, launch, maps, own, planes + warp * Traits::kRingBytes,
                               reinterpret_cast<float *>(planes + Traits::kWarps * Traits::kRingBytes) +
                                   warp * Traits::kPartFloats);
       walk.run(slots + 2 * warp);
     }
   }
-  __syncthreads();
-  clear_padding<typename Traits::T>(p, num_tokens, threadIdx.x, blockDim.x);
+  sync();
   if (!has_units) return;
 
   // Parts of one segment stand in neighbouring slots that are in use.
@@ -158,7 +160,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
   const uint32_t below = used & ((1u << lane) - 1);
   const int32_t before = __shfl_sync(0xffffffffu, own_unit, below == 0 ? lane : 31 - __clz(static_cast<int>(below)));
   const uint32_t firsts = __ballot_sync(0xffffffffu, own_unit >= 0 && (below == 0 || before != own_unit));
-  float *parts = launch.parts + static_cast<int64_t>(blockIdx.x) * (2 * Traits::kPartFloats);
+  float *parts = launch.parts + static_cast<int64_t>(block) * (2 * Traits::kPartFloats);
   int task = 0;
 #pragma unroll 1
   for (uint32_t rest = firsts; rest != 0; rest &= rest - 1) {
@@ -190,22 +192,38 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
     last_block[i] = shares.owner(slot.first_unit + slot.num_units - 1) / Traits::kWarps;
   }
   if (!crosses[0] && !crosses[1]) return;
-  __syncthreads();
-  if (threadIdx.x < 2) {
-    const int i = threadIdx.x;
+  sync();
+  if (thread < 2) {
+    const int i = thread;
     const bool is_crossing = i == 0 ? crosses[0] : crosses[1];
     const int32_t first = i == 0 ? first_block[0] : first_block[1], last = i == 0 ? last_block[0] : last_block[1];
-    are_last[i] = is_crossing && take_ticket(&launch.tickets[first], static_cast<uint32_t>(last - first));
+    shared->are_last[i] = is_crossing && take_ticket(&launch.tickets[first], static_cast<uint32_t>(last - first));
   }
-  __syncthreads();
+  sync();
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    if (!are_last[i]) continue;
+    if (!shared->are_last[i]) continue;
     const DecodeSlot slot = slots[ends[i]];
     for (int32_t row = warp; row < slot.num_rows; row += Traits::kWarps) {
       merge_blocks<Traits>(p, slot, first_block[i], last_block[i], row, launch.parts);
     }
   }
+}
+
+template <class Traits>
+__global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
+    attend_decode(const __grid_constant__ AttendParams p, const __grid_constant__ DecodeLaunch launch,
+                  const __grid_constant__ DecodeMaps maps) {
+#ifdef PKV_IS_SM90A
+  extern __shared__ char dynamic_shared[];
+  __shared__ DecodeShared<Traits> shared;
+  __shared__ int32_t num_tokens;  // without padding
+  // Swizzled rows stand in groups of 1024 bytes.
+  char *planes = dynamic_shared + ((1024 - shared_address(dynamic_shared) % 1024) & 1023);
+  if (threadIdx.x == 0) num_tokens = __ldg(p.tables.cu_seqlens_q + p.tables.num_sequences);
+  decode_share<Traits>(p, launch, maps, &shared, planes, static_cast<int>(threadIdx.x),
+                       static_cast<int32_t>(blockIdx.x), static_cast<int32_t>(gridDim.x), [] { __syncthreads(); });
+  clear_padding<typename Traits::T>(p, num_tokens, threadIdx.x, blockDim.x);  // there since a barrier
 #endif
 }
 

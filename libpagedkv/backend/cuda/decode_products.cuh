@@ -9,6 +9,11 @@
 
 namespace pkv {
 
+constexpr int kDecodeBlocks = 1;  // thread blocks of a multiprocessor
+constexpr int kDecodeWarps = 8;
+// Planes of K or V on their way, of a warp.
+constexpr int decode_planes(int head_dim) { return 4 * 128 / head_dim; }
+
 template <pkv_dtype kQuery, pkv_dtype kStored, int kHeadDim, int kNumRowTiles, int kNumWarps, int kNumBlocks,
           int kNumPlanes>
 struct DecodeTraits {

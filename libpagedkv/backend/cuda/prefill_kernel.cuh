@@ -25,18 +25,22 @@
 
 namespace pkv {
 
+constexpr int kDecodeName = 1 + 2 * kPrefillWarpgroups;  // of the barrier of those that decode: behind the consumers'
+
 template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads, 1)
     prefill_rows(const __grid_constant__ AttendParams p, const __grid_constant__ PrefillLaunch launch,
                  const __grid_constant__ CUtensorMap query_map, const __grid_constant__ CUtensorMap key_map,
-                 const __grid_constant__ CUtensorMap value_map) {
+                 const __grid_constant__ CUtensorMap value_map, const __grid_constant__ DecodeMaps decode_maps) {
 #ifdef PKV_IS_SM90A
   extern __shared__ char dynamic_shared[];
   __shared__ PrefillShared<Traits> shared;
   // Swizzled rows stand in groups of 1024 bytes.
   char *queries = dynamic_shared + ((1024 - shared_address(dynamic_shared) % 1024) & 1023);
   char *buffers = queries + Traits::kQuerySlots * Traits::kQueryBytes;
+  if (threadIdx.x / 32 == 1) find_shares<Traits>(p, launch, &shared.shares);
   if (threadIdx.x == 0) {
+    init_barrier(&shared.decode_done, kPrefillWarpgroups * 4);
     for (int i = 0; i < Traits::kStages; ++i) {
       init_barrier(&shared.full[i], Traits::kIsWidened ? kWideningThreads / 32 : 1);
       init_barrier(&shared.empty[i], kPrefillWarpgroups * 4);
@@ -82,6 +86,20 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     }
   } else {
     take_registers<Traits::kComputingRegisters>();
+    if constexpr (Traits::kHasDecode) {
+      if (static_cast<int32_t>(blockIdx.x) < shared.shares.num_decode_blocks) {
+        constexpr int kThreads = Traits::Decode::kThreads;
+        const int thread = static_cast<int>(threadIdx.x) - Traits::kFirstConsumer * kWarpgroupThreads;
+        auto *own = reinterpret_cast<DecodeShared<typename Traits::Decode> *>(queries + Traits::kDecodeBytes);
+        decode_share<typename Traits::Decode>(p, launch.decode, decode_maps, own, queries,
+                                              thread,
+                                              static_cast<int32_t>(blockIdx.x), shared.shares.num_decode_blocks,
+                                              [] { sync_named(kDecodeName, kThreads); });
+        fence_shared_for_copies();
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) arrive_barrier(&shared.decode_done);
+      }
+    }
     PrefillConsumer<Traits>(p, launch, &shared, queries, buffers, warpgroup - Traits::kFirstConsumer).run();
   }
 #endif

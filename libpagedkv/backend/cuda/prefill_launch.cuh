@@ -1,9 +1,8 @@
 // The launch of an instance of the prefill kernel.
 #pragma once
 
-#include <algorithm>
-
 #include "backend/cuda/cuda_status.h"
+#include "backend/cuda/decode_launch.cuh"
 #include "backend/cuda/prefill_kernel.cuh"
 #include "backend/cuda/prefill_maps.h"
 
@@ -23,13 +22,22 @@ Status launch_traits(const AttendParams &params, const AttendDevice &device, con
   launch.plan = plan;
   launch.group = params.num_heads / params.kv.num_kv_heads;
   while (1 << launch.box_shift < plan.box_rows) ++launch.box_shift;
-  AttendPlan parts = {};
-  parts.num_splits = plan.num_splits;
-  launch.parts = make_launch(params, parts);
-  launch.next_tile = static_cast<uint32_t *>(params.workspace) + kMaxTickets;
-  const int64_t num_works = static_cast<int64_t>(plan.num_tiles) * params.kv.num_kv_heads * plan.num_splits;
-  const dim3 grid(static_cast<unsigned int>(std::min<int64_t>(num_works, device.num_processors)));
-  void *arguments[] = {const_cast<AttendParams *>(&params), &launch, &query_map, &key_map, &value_map};
+  const AttendWorkspace workspace = find_workspace(params);
+  launch.next_work = workspace.next_work;
+  launch.room = kWorkspaceRows;
+  launch.tickets = workspace.tickets;
+  launch.partial_out = workspace.parts;
+  launch.partial_lse = launch.partial_out + kWorkspaceRows * Traits::kValueDim;
+  DecodeMaps decode_maps = {};
+  if constexpr (Traits::kHasDecode) {
+    static_assert(Traits::Decode::kRows == kMixedRows && Traits::Decode::kBlocks == 1, "room in the workspace");
+    if (plan.has_decode) {
+      PKV_TRY(prepare_decode<typename Traits::Decode>(params, workspace.mixed_tickets, workspace.mixed_parts,
+                                                      &launch.decode, &decode_maps));
+    }
+  }
+  const dim3 grid(static_cast<unsigned int>(device.num_processors));
+  void *arguments[] = {const_cast<AttendParams *>(&params), &launch, &query_map, &key_map, &value_map, &decode_maps};
   PKV_TRY_CUDA(cudaLaunchKernel(reinterpret_cast<const void *>(kernel), grid, dim3(Traits::kThreads), arguments,
                                 Traits::kSharedBytes, stream));
   return PKV_OK;

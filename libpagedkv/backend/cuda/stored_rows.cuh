@@ -177,7 +177,10 @@ __device__ inline void find_row_scales(const Piece<Source> (&given)[kRows][kPiec
       share_largest<Source>(num_lanes, finite);
       largest[i] = finite[0];
     }
-    const float scale = MagnitudeBits<Source>::value(largest[i]) / largest_code<Stored>();
+    const float value = MagnitudeBits<Source>::value(largest[i]);
+    const bool is_quick = value >= 0x1p-60f && value <= 0x1p60f;
+    const Divider divider(largest_code<Stored>());
+    const float scale = is_quick ? divider.divide<true>(value) : divider.divide<false>(value);
     scales[i] = scale < FLT_MIN ? 1.0f : scale;  // so small a row is stored as zeros
   }
 }

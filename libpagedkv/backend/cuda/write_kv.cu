@@ -7,6 +7,7 @@
 #include "backend/cuda/paged_kv.cuh"
 #include "backend/cuda/rotated_rows.cuh"
 #include "backend/cuda/stored_rows.cuh"
+#include "base/dtype.h"
 
 namespace pkv {
 namespace {
@@ -74,6 +75,10 @@ struct Given {
   }
 };
 
+// Of a row, of a thread: what is quantised costs instructions, which are fewer by the element where a thread has more.
+template <class Source, class Stored>
+constexpr int kPieces = sizeof(Stored) < sizeof(Source) && sizeof(Stored) == 1 ? kPairPieces : 1;
+
 // Plan: see row_pieces.cuh. With a scale for each row its threads are lanes of one warp, which finds the row's largest
 // magnitude. All that does not hang on another load is loaded before anything is looked at. Bound by memory bandwidth:
 // each row is read once and written once.
@@ -85,9 +90,15 @@ __global__ void __launch_bounds__(kRowThreads)
   const int64_t entry = p.slot_mapping != nullptr ? p.slot_mapping[place.token] : 0;
   const Given<Source> from(p, threads, place);
   const int32_t count = count_heads<kHeadsPerThread>(threads, place, p.kv.num_kv_heads);
-  const int32_t firsts[] = {place.lane * kPieceElements};
-  Piece<Source> given[kHeadsPerThread][1];
-  load_rows(from.row, from.step, count, firsts, place.is_value ? p.kv.v_head_dim : p.kv.head_dim, is_aligned, given);
+  const int32_t dims = place.is_value ? p.kv.v_head_dim : p.kv.head_dim;
+  int32_t firsts[kPieces<Source, Stored>];
+  if constexpr (kPieces<Source, Stored> == 1) {
+    firsts[0] = place.lane * kPieceElements;
+  } else {
+    place_pair(place.lane, dims, 0, firsts);
+  }
+  Piece<Source> given[kHeadsPerThread][kPieces<Source, Stored>];
+  load_rows(from.row, from.step, count, firsts, dims, is_aligned, given);
   const Slot slot = written_slot(p, place.token, entry);
   if (slot.block < 0) return;
   store_rows<Stored>(p, {slot, place, count, threads.num_groups, place.is_value ? threads.v_lanes : threads.k_lanes},
@@ -168,9 +179,12 @@ Status launch_write_kv(const WriteKvParams &params, cudaStream_t stream) {
   bool is_wide = is_aligned(params.k, params.k_token_stride, params.k_head_stride, params.dtype) &&
                  is_aligned(params.v, params.v_token_stride, params.v_head_stride, params.dtype);
   const bool is_rotated = params.rope.rotary_dim > 0;
-  const int32_t k_pieces = params.kv.head_dim / kPieceElements, v_pieces = params.kv.v_head_dim / kPieceElements;
-  int32_t k_lanes = is_rotated ? count_pair_lanes(params.kv.head_dim, count_paired_dims(params.rope)) : k_pieces;
-  int32_t v_lanes = is_rotated ? count_pair_lanes(params.kv.v_head_dim, 0) : v_pieces;
+  const bool is_quantised = dtype_bytes(params.kv.dtype) == 1 && dtype_bytes(params.dtype) > 1;
+  int32_t k_lanes = params.kv.head_dim / kPieceElements, v_lanes = params.kv.v_head_dim / kPieceElements;
+  if (is_rotated || is_quantised) {  // a lane has two pieces
+    k_lanes = count_pair_lanes(params.kv.head_dim, count_paired_dims(params.rope));
+    v_lanes = count_pair_lanes(params.kv.v_head_dim, 0);
+  }
   if (params.kv.kv_scales == PKV_SCALES_PER_TOKEN_HEAD) {
     int32_t lanes = 1;
     while (lanes < std::max(k_lanes, v_lanes)) lanes *= 2;
