@@ -62,6 +62,21 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   }
   __syncthreads();
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroupThreads, 0);
+  const auto decode_first = [&] {
+    using Decode = typename Traits::Decode;
+    if (static_cast<int32_t>(blockIdx.x) >= shared.shares.num_decode_blocks) return;
+    const int thread = static_cast<int>(threadIdx.x) - Traits::kFirstConsumer * kWarpgroupThreads;
+    auto *own = reinterpret_cast<DecodeShared<Decode> *>(queries + Traits::kDecodeBytes);
+    decode_share<Decode>(p, launch.decode, decode_maps, own, queries, thread, static_cast<int32_t>(blockIdx.x),
+                         shared.shares.num_decode_blocks, [] { sync_named(kDecodeName, Decode::kThreads); });
+    fence_shared_for_copies();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) arrive_barrier(&shared.decode_done);
+  };
+  // Where the registers that the launch gives are enough for it, the others stand in nobody's way.
+  if constexpr (Traits::kHasDecode && !Traits::kIsWidened) {
+    if (warpgroup >= Traits::kFirstConsumer) decode_first();
+  }
   if (warpgroup == 0) {
     release_registers<Traits::kLoadingRegisters>();
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
@@ -86,20 +101,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     }
   } else {
     take_registers<Traits::kComputingRegisters>();
-    if constexpr (Traits::kHasDecode) {
-      if (static_cast<int32_t>(blockIdx.x) < shared.shares.num_decode_blocks) {
-        constexpr int kThreads = Traits::Decode::kThreads;
-        const int thread = static_cast<int>(threadIdx.x) - Traits::kFirstConsumer * kWarpgroupThreads;
-        auto *own = reinterpret_cast<DecodeShared<typename Traits::Decode> *>(queries + Traits::kDecodeBytes);
-        decode_share<typename Traits::Decode>(p, launch.decode, decode_maps, own, queries,
-                                              thread,
-                                              static_cast<int32_t>(blockIdx.x), shared.shares.num_decode_blocks,
-                                              [] { sync_named(kDecodeName, kThreads); });
-        fence_shared_for_copies();
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) arrive_barrier(&shared.decode_done);
-      }
-    }
+    if constexpr (Traits::kHasDecode && Traits::kIsWidened) decode_first();
     PrefillConsumer<Traits>(p, launch, &shared, queries, buffers, warpgroup - Traits::kFirstConsumer).run();
   }
 #endif

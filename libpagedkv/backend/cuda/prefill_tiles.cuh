@@ -69,8 +69,8 @@ struct PrefillTraits {
   // Warpgroups: one loads, one may widen, two compute. Registers of each of their threads: 65536 of all together.
   static constexpr int kFirstConsumer = kIsWidened ? 2 : 1;
   static constexpr int kThreads = kWarpgroupThreads * (kFirstConsumer + kPrefillWarpgroups);
-  static constexpr int kLoadingRegisters = 32, kWideningRegisters = 64;
-  static constexpr int kComputingRegisters = kIsWidened ? 208 : 240;
+  static constexpr int kLoadingRegisters = kIsWidened ? 32 : 40, kWideningRegisters = 64;
+  static constexpr int kComputingRegisters = kIsWidened ? 208 : 232;
   // Sequences of few rows are decoded by the warpgroups that compute, before anything else.
   static constexpr bool kHasDecode = has_prefill_decode(kKeyDim, kValueDim);
   using Decode = DecodeTraits<kQuery, kStored, kHasDecode ? kKeyDim : 128, 1, 4 * kPrefillWarpgroups, 1,
