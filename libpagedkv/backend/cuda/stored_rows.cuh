@@ -87,13 +87,25 @@ class Divider {
   bool is_usual_;
 };
 
+// Finite numbers as int8: the low bytes of numbers whose last place is worth 1. Conversions to integers are slow.
+__device__ inline void store_finite_codes(float first, float second, int8_t *target) {
+  constexpr float kBase = 0x1.8p23f;
+  target[0] = static_cast<int8_t>(__float_as_uint(fminf(fmaxf(first, -127.0f), 127.0f) + kBase));
+  target[1] = static_cast<int8_t>(__float_as_uint(fminf(fmaxf(second, -127.0f), 127.0f) + kBase));
+}
+
 template <bool kIsQuick, class Source, class Stored>
 __device__ inline void store_quotients(const Piece<Source> &given, Stored *target, const Divider &divider) {
   Piece<Stored> stored;
 #pragma unroll
   for (int i = 0; i < kPieceElements; i += 2) {
-    store_codes(divider.divide<kIsQuick>(to_float(given.elements[i])),
-                divider.divide<kIsQuick>(to_float(given.elements[i + 1])), &stored.elements[i]);
+    const float first = divider.divide<kIsQuick>(to_float(given.elements[i]));
+    const float second = divider.divide<kIsQuick>(to_float(given.elements[i + 1]));
+    if constexpr (kIsQuick && std::is_same_v<Stored, int8_t>) {
+      store_finite_codes(first, second, &stored.elements[i]);
+    } else {
+      store_codes(first, second, &stored.elements[i]);
+    }
   }
   stored.store(target);
 }
