@@ -1,4 +1,5 @@
-"""Times the CUDA kernels, beside FlashInfer where it can be imported, on the same inputs in the same run.
+"""Times the CUDA kernels, beside FlashInfer where it can be imported, on the same inputs in the same run; decode of
+bfloat16 and sequences of one length also beside cuDNN, which PyTorch calls on contiguous copies, without pages.
 
     python benchmarks/cuda_kernels.py [--quick] [--commit HASH] [--output FILE]
 
@@ -6,7 +7,7 @@ Needs PyTorch and a GPU. Each case has several layers of K and V, together large
 order; the calls over all layers are captured in one CUDA graph, and the figure is the median of its replays divided by
 the number of layers. Decode counts the K and V bytes that are read, as a share of the read ceiling measured first (a
 plain kernel that reads eight gigabytes with 16-byte loads); prefill two operations for each multiply-add under the causal
-mask; write_kv the bytes read and written. Outputs of both are compared: more than 2 % of their size apart is an error.
+mask; write_kv the bytes read and written. Outputs are compared: more than 2 % of their size apart is an error.
 Head dimension 128, blocks of 16 tokens, bfloat16 queries.
 """
 
@@ -19,6 +20,8 @@ import sys
 import numpy as np
 import torch
 from replay_traces import ROOT, find_commit, make_parser
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
 
 import pagedkv
 
@@ -28,8 +31,8 @@ NUM_REPLAYS = 30
 READ_BYTES = 8 << 30
 DTYPES = {"bfloat16": torch.bfloat16, "float8_e4m3": torch.float8_e4m3fn}
 RAGGED = [16 * 2 ** (i % 12) for i in range(64)]  # 16 to 32768
-DECODE = {"1 x 8192": [8192], "8 x 8192": [8192] * 8, "64 x 2048": [2048] * 64, "64 x 8192": [8192] * 64,
-          "256 x 1024": [1024] * 256, "64 ragged": RAGGED}
+DECODE = {"1 x 8192": [8192], "1 x 131072": [131072], "8 x 8192": [8192] * 8, "64 x 2048": [2048] * 64,
+          "64 x 8192": [8192] * 64, "256 x 1024": [1024] * 256, "64 ragged": RAGGED}
 HEADS = [(32, 8), (28, 4), (32, 32)]
 PREFILL = {"8 x 2048": ([2048] * 8, [2048] * 8), "1 x 8192": ([8192], [8192]),
            "4 x 512 of 8192": ([8192] * 4, [512] * 4), "1 x 2048 of 32768": ([32768], [2048])}
@@ -64,14 +67,17 @@ def main():
     report = {"date": date, "version": pagedkv.version(), "commit": arguments.commit or find_commit(),
               "device": torch.cuda.get_device_name(), "torch": torch.__version__, "cuda": torch.version.cuda,
               "replays": NUM_REPLAYS, "head_dim": HEAD_DIM, "block_size": BLOCK_SIZE,
-              "read_gb_per_s": measure_reading(), "peer": None, "decode": [], "prefill": [], "write_kv": []}
+              "read_gb_per_s": measure_reading(), "peer": None, "dense": None, "decode": [], "prefill": [], "write_kv": []}
     peer = find_peer()
     if peer:
         report["peer"] = f"flashinfer {peer.version}"
+    dense = Dense() if torch.backends.cudnn.is_available() else None
+    if dense:
+        report["dense"] = f"cuDNN {torch.backends.cudnn.version()}"
     for shape, lengths in list(DECODE.items())[:3 if arguments.quick else None]:
         for heads in HEADS[:1 if arguments.quick else None]:
             for dtype in DTYPES:
-                record(report, "decode", shape, heads, dtype, lengths, [1] * len(lengths), peer)
+                record(report, "decode", shape, heads, dtype, lengths, [1] * len(lengths), peer, dense)
     for shape, (lengths, counts) in list(PREFILL.items())[:1 if arguments.quick else None]:
         record(report, "prefill", shape, (32, 8), "bfloat16", lengths, counts, peer)
     for shape, counts in WRITE.items():
@@ -81,11 +87,11 @@ def main():
     print(output)
 
 
-def record(report, kind, shape, heads, dtype, lengths, counts, peer):
+def record(report, kind, shape, heads, dtype, lengths, counts, peer, dense=None):
     case = Case(heads, dtype, lengths, counts)
     row = {"shape": shape, "heads": f"{heads[0]}/{heads[1]}", "dtype": dtype, "layers": case.num_layers}
     expected = None
-    for name, system in (("pagedkv", case), ("peer", peer and peer.adopt(case))):
+    for name, system in (("pagedkv", case), ("peer", peer and peer.adopt(case)), ("dense", dense and dense.adopt(case))):
         if system is None:
             continue
         try:
@@ -99,8 +105,9 @@ def record(report, kind, shape, heads, dtype, lengths, counts, peer):
                 error = float((out - expected).abs().max() / expected.abs().max())
                 if not error < 0.02 * (4 if dtype != "bfloat16" else 1):
                     raise SystemExit(f"{kind} {shape} {heads} {dtype}: results are {error:.3g} apart")
-                row["difference"] = error
-            expected = out
+                row["difference"] = max(error, row.get("difference", 0.0))
+            else:
+                expected = out
         for timed in [row[name]]:
             timed.update(rate(kind, case, timed["us"], report["read_gb_per_s"]))
     report[kind].append(row)
@@ -261,6 +268,39 @@ class Peer:
 
     def result(self):
         return self.out.float()
+
+
+class Dense:
+    """PyTorch's attention by cuDNN over [sequences, heads, tokens, dims] copies of the same rows."""
+
+    def adopt(self, case):
+        self.case = case
+        return self
+
+    def decode(self):
+        case = self.case
+        if len(set(case.lengths)) > 1 or case.lengths[0] % BLOCK_SIZE or case.dtype != "bfloat16":
+            raise Unsupported
+        blocks = torch.tensor(np.concatenate([np.asarray(s.blocks) for s in case.sequences]), device="cuda")
+        shape = (len(case.lengths), case.lengths[0], case.num_kv_heads, HEAD_DIM)
+        self.q = case.q.view(len(case.lengths), case.num_heads, 1, HEAD_DIM)
+        calls = [lambda kv=self.copy(layer, blocks, shape): self.attend(*kv) for layer in range(case.num_layers)]
+        try:
+            calls[0]()
+        except RuntimeError as error:
+            print(f"without cuDNN: {error}", file=sys.stderr)
+            raise Unsupported from error
+        return calls
+
+    def copy(self, layer, blocks, shape):
+        return [pages[blocks].view(shape).transpose(1, 2).contiguous() for pages in self.case.pages(layer)]
+
+    def attend(self, k, v):
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            self.out = scaled_dot_product_attention(self.q, k, v, enable_gqa=self.q.shape[1] != k.shape[1])
+
+    def result(self):
+        return self.out.view_as(self.case.q).float()
 
 
 def time_graph(calls):

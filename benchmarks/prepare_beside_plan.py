@@ -2,11 +2,17 @@
 
     python benchmarks/prepare_beside_plan.py [--commit HASH] [--output FILE]
 
-Both make ready what the kernels of one step need. A round is a step in which every sequence gets a token: prepare, which
-appends, takes blocks and queues the upload, once for each set of formats; then the plan of each of FlashInfer's decode
-wrappers, for the same lengths and blocks. Times are of the host, between the call and its return, with nothing else
-queued on the device; the fastest, the median and the 99th percentile, in microseconds. uploaded_bytes is what prepare
-sends to the device in a step: the mean, and the largest.
+Both make ready what the kernels of one step need: prepare() appends a token to every sequence, takes blocks and queues the
+upload, once for each set of formats; plan() of each of FlashInfer's decode wrappers gets the same lengths and blocks. Times are
+of the host, between the call and its return, with nothing else queued on the device; the fastest, the median and the 99th
+percentile, in microseconds. uploaded_bytes is what prepare sends to the device in a step: the mean, and the largest.
+
+What was done just before decides how much of a call's data and code is in the processor's caches, so there are four runs:
+
+    again   the same call over and over
+    cold    before every call 8 MiB of other memory are written
+    turns   prepare and one plan by turns, as an engine with that plan does it once a step: a run for each plan
+    round   all sets of formats, then all plans, and again from the start
 
 Without a GPU prepare is measured alone, on the host backend, which sends nothing.
 """
@@ -33,22 +39,49 @@ clock = time.perf_counter_ns
 def main():
     arguments = make_parser(__doc__, "prepare-beside-plan").parse_args()
     date = datetime.date.today().isoformat()
-    is_host = not pagedkv.cuda_info()["is_usable"]
-    engines = {name: Steps("host" if is_host else "cuda", formats) for name, formats in FORMATS.items()}
-    one = next(iter(engines.values()))
-    planners = {} if is_host else make_planners(one)
-    rows = measure(engines, planners)
+    device = "cuda" if pagedkv.cuda_info()["is_usable"] else "host"
     report = {"date": date, "machine": describe_machine(), "version": pagedkv.version(),
-              "commit": arguments.commit or find_commit(), "device": one.cache.device,
-              "num_sequences": NUM_SEQUENCES, "rounds": NUM_ROUNDS, **rows}
-    if report["plan"]:
-        fastest = min(report["plan"].values(), key=lambda row: row["p50_us"])
-        report["ratio_to_fastest_plan"] = {
-            name: {key: round(row[key] / fastest[key], 4) for key in ("fastest_us", "p50_us", "p99_us")}
-            for name, row in report["prepare"].items()}
+              "commit": arguments.commit or find_commit(), "num_sequences": NUM_SEQUENCES, "rounds": NUM_ROUNDS}
+    other = np.zeros(8 << 20, np.uint8)
+
+    def make(formats=FORMATS):
+        engines = {name: Steps(device, FORMATS[name]) for name in formats}
+        one = next(iter(engines.values()))
+        report["device"] = one.cache.device
+        return engines, make_planners(one) if device == "cuda" else {}
+
+    def measure_apart(before=None):
+        engines, planners = make()
+        apart = [measure({name: steps}, {}, before) for name, steps in engines.items()]
+        apart += [measure({}, {name: plan}, before) for name, plan in planners.items()]
+        return {kind: {name: row for rows in apart for name, row in rows[kind].items()} for kind in ("prepare", "plan")}
+
+    def measure_turns():
+        turns = {}
+        for name in make(["table"])[1]:
+            engines, planners = make(["table"])
+            turns[name] = measure(engines, {name: planners[name]})
+        return turns
+
+    report["again"] = measure_apart()
+    report["cold"] = measure_apart(lambda: other.__iadd__(1))
+    report["turns"] = measure_turns()
+    report["round"] = measure(*make())
+    if report["again"]["plan"]:
+        report["ratio_to_fastest_plan"] = {name: compare(report[name]) for name in ("again", "cold", "round")}
+        report["ratio_to_fastest_plan"]["turns"] = min(
+            (compare(row)["table"] | {"plan": plan} for plan, row in report["turns"].items()),
+            key=lambda row: report["turns"][row["plan"]]["plan"][row["plan"]]["p50_us"])
     output = arguments.output or ROOT / "benchmarks" / "results" / f"prepare-beside-plan-{date}.json"
     output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(output)
+
+
+def compare(rows):
+    """{formats: share of the time of the plan that takes least}."""
+    fastest = min(rows["plan"].values(), key=lambda row: row["p50_us"])
+    return {name: {key: round(row[key] / fastest[key], 4) for key in ("fastest_us", "p50_us", "p99_us")}
+            for name, row in rows["prepare"].items()}
 
 
 class Steps:
@@ -75,17 +108,20 @@ class Steps:
         return end - start, self.batch.uploaded_bytes
 
 
-def measure(engines, planners):
-    times, sent = {name: [] for name in [*FORMATS, *planners]}, {name: [] for name in FORMATS}
+def measure(engines, planners, before=None):
+    """{"prepare": {formats: row}, "plan": {name: row}} of rounds in which each is called once."""
+    before = before or (lambda: None)
+    times, sent = {name: [] for name in [*engines, *planners]}, {name: [] for name in engines}
     gc.collect()
     gc.disable()
     for _ in range(NUM_WARM_UPS + NUM_ROUNDS):
         for name, steps in engines.items():
+            before()
             elapsed, num_bytes = steps.prepare()
             times[name].append(elapsed)
             sent[name].append(num_bytes)
         for name, plan in planners.items():
-            times[name].append(plan())
+            times[name].append(plan(before))
     gc.enable()
     result = {"prepare": {}, "plan": {}}
     for name, all_times in times.items():
@@ -121,13 +157,14 @@ def make_planners(steps):
                 paged_kv_last_page_len_buffer=torch.zeros(NUM_SEQUENCES, dtype=torch.int32, device="cuda"))
         wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", **options)
 
-        def plan():
+        def plan(before):
             # What an engine has to hand: lengths on the host, blocks on the device.
             used = -(-steps.lengths // BLOCK_SIZE)
             indptr = torch.from_numpy(np.concatenate([[0], np.cumsum(used)]).astype(np.int32))
             last = torch.from_numpy(((steps.lengths - 1) % BLOCK_SIZE + 1).astype(np.int32))
             indices = torch.arange(int(indptr[-1]), dtype=torch.int32, device="cuda")
             torch.cuda.synchronize()
+            before()
             start = clock()
             wrapper.plan(indptr, indices, last, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE,
                          q_data_type=torch.bfloat16, kv_data_type=torch.bfloat16)
@@ -144,7 +181,7 @@ def make_planners(steps):
             name = f"flashinfer {flashinfer.__version__}, {kind}{', graph' if uses_graph else ''}"
             plan = make(uses_tensor_cores, uses_graph)
             try:
-                plan()
+                plan(lambda: None)
             except Exception as error:  # a version that has not this way
                 print(f"{name}: {error}", file=sys.stderr)
                 continue

@@ -201,16 +201,20 @@ def make_cuda_support():
 def make_cuda_kernels(report):
     peer = report["peer"] or "no peer"
     header = ["case", "heads", "K and V", "pagedkv", "of the ceiling", peer, "time, pagedkv / peer"]
+    has_dense = any("dense" in row for row in report["decode"])
+    if has_dense:
+        header += [f"{report['dense']}, no pages", "time, pagedkv / it"]
     rows = []
     for kind in ("decode", "prefill", "write_kv"):
         for row in report[kind]:
-            own, other = row["pagedkv"], row.get("peer")
+            own, others = row["pagedkv"], [row.get("peer"), *([row.get("dense")] if has_dense else [])]
             speed = (f"{100 * own['share_of_read_ceiling']:.0f} %" if "share_of_read_ceiling" in own
                      else f"{own['tflop_per_s']:.0f} TFLOP/s" if "tflop_per_s" in own
                      else f"{own['gb_per_s']:.0f} GB/s")
-            rows.append([f"{kind} {row['shape']}", row["heads"], row["dtype"], f"{own['us']:.1f} us", speed,
-                         f"{other['us']:.1f} us" if other else "-",
-                         f"{own['us'] / other['us']:.2f}" if other else "-"])
+            cells = [f"{kind} {row['shape']}", row["heads"], row["dtype"], f"{own['us']:.1f} us", speed]
+            for other in others:
+                cells += [f"{other['us']:.1f} us", f"{own['us'] / other['us']:.2f}"] if other else ["-", "-"]
+            rows.append(cells)
     return (f"{format_table(header, rows)}\nOn {report['date']}, commit {report['commit']}, {report['device']}, read ceiling "
             f"{report['read_gb_per_s']:.0f} GB/s: `{report['file']}`.\n")
 

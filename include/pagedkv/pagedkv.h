@@ -400,6 +400,9 @@ PKV_API pkv_status pkv_cache_reset(pkv_cache *cache);
  * is OUT_OF_BLOCKS if more is held than is to be left, and BUSY if a transfer uses a block of the tail. A shrink makes
  * steps prepared before it stale: they cannot be discarded or used by kernels (INVALID_ARGUMENT), and generation changes.
  * No kernel call of the cache may run meanwhile.
+ *
+ * Over several devices all are resized, or none. With PKV_SHARD_SEQUENCES each part gets num_blocks (stream: an array, as
+ * everywhere); a part is resized by itself, too.
  */
 typedef struct pkv_resize pkv_resize;
 
@@ -781,12 +784,15 @@ PKV_API pkv_status pkv_batch_get_info(const pkv_batch *batch, pkv_batch_info *ou
 /* Queues: every active sequence gets a token more, at its next position and slot. One that is not active, or has no
  * room left, keeps its length and gets slot -1, which write_kv skips; its row of attend is one of its last position, to be
  * ignored. It may be active again later. is_active: bool or int32 [num_sequences, padding included] on the cache's
- * device, or NULL for all. stream: that of the prepare. On a device the tables of the host stay those of the prepare. A
- * sequence that was closed, truncated or appended to since must not be active: its blocks may be others'. */
+ * device, or NULL for all; of several devices [num_devices] tensors, one on each, which must be equal. stream: that of the
+ * prepare. On a device the tables of the host stay those of the prepare. A sequence that was closed, truncated or
+ * appended to since must not be active: its blocks may be others'. With PKV_SHARD_SEQUENCES the parts advance
+ * (pkv_batch_get_part); of the whole it is UNSUPPORTED. */
 PKV_API pkv_status pkv_batch_advance(pkv_batch *batch, const pkv_tensor *is_active, pkv_stream stream);
 
 /* Waits for the stream. out_counts, [num_sequences] without padding: tokens that each sequence got by advance.
- * out_num_refused, how often an active one had no room, may be NULL. */
+ * out_num_refused, how often an active one had no room, may be NULL. INVALID_ARGUMENT if of several devices one has
+ * advanced another sequence than the others have. */
 PKV_API pkv_status pkv_batch_get_advanced(const pkv_batch *batch, int64_t num_sequences, pkv_stream stream,
                                           int64_t *out_counts, int64_t *out_num_refused);
 

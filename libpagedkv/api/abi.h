@@ -34,8 +34,11 @@ struct pkv_batch {
 };
 
 struct pkv_resize {
-  std::shared_ptr<pkv::Cache> cache;
-  pkv::ResizePlan plan;
+  struct Part {
+    std::shared_ptr<pkv::Cache> cache;
+    pkv::ResizePlan plan;
+  };
+  std::vector<Part> parts;  // those that have begun; where sequences are shared out, one of each device
 };
 
 namespace pkv {

@@ -16,8 +16,9 @@ Status check_no_part(const pkv_batch *batch) {
   return fail(PKV_UNSUPPORTED, "the batch is a part of another one: the whole is prepared and discarded");
 }
 
-Status fail_over_parts(const char *what) {
-  return fail(PKV_UNSUPPORTED, "%s: the cache shares its sequences out over several devices", what);
+Status check_stream(pkv_stream stream) {
+  if (stream != PKV_STREAM_OF_SEQUENCE) return PKV_OK;
+  return fail(PKV_INVALID_ARGUMENT, "stream is PKV_STREAM_OF_SEQUENCE, but a step is of several sequences");
 }
 
 Status read_device_table(const pkv_batch *batch, pkv_batch_table table, int32_t device_index, pkv_array *out) {
@@ -112,7 +113,6 @@ pkv_status pkv_batch_prepare(pkv_batch *batch, const pkv_sequence *sequences, co
     prepare_options.steps_ahead = given.steps_ahead;
     const Range range("pagedkv.prepare");
     if (!batch->parts.empty()) {
-      if (given.steps_ahead != 0) return fail_over_parts("steps_ahead");
       return prepare_parts(batch, sequences, counts, num_sequences, tokens, num_tokens, prepare_options);
     }
     PKV_TRY(batch->cache->adopt_stream(&prepare_options.stream));
@@ -131,7 +131,10 @@ pkv_status pkv_batch_prepare(pkv_batch *batch, const pkv_sequence *sequences, co
 pkv_status pkv_batch_advance(pkv_batch *batch, const pkv_tensor *is_active, pkv_stream stream) {
   return guarded([&]() -> Status {
     PKV_TRY(check_batch(batch));
-    if (!batch->parts.empty()) return fail_over_parts("advance");
+    if (!batch->parts.empty()) {
+      return fail(PKV_UNSUPPORTED, "advance: every device goes the steps of its own sequences; advance the parts");
+    }
+    PKV_TRY(check_stream(stream));
     const Range range("pagedkv.advance");
     return batch->batch->advance(is_active, stream);
   });
@@ -141,8 +144,9 @@ pkv_status pkv_batch_get_advanced(const pkv_batch *batch, int64_t num_sequences,
                                   int64_t *out_counts, int64_t *out_num_refused) {
   return guarded([&]() -> Status {
     PKV_TRY(check_batch(batch));
-    if (!batch->parts.empty()) return fail_over_parts("get_advanced");
     PKV_TRY(check_array("out_counts", out_counts, num_sequences));
+    PKV_TRY(check_stream(stream));
+    if (!batch->parts.empty()) return get_advanced_of_parts(batch, num_sequences, stream, out_counts, out_num_refused);
     return batch->batch->get_advanced(num_sequences, stream, out_counts, out_num_refused);
   });
 }
@@ -151,11 +155,11 @@ pkv_status pkv_batch_settle(pkv_batch *batch, const int64_t *counts, int64_t num
                             int64_t num_tokens) {
   return guarded([&]() -> Status {
     PKV_TRY(check_batch(batch));
-    if (!batch->parts.empty()) return fail_over_parts("settle");
     PKV_TRY(check_array("counts", counts, num_sequences));
     if (num_tokens < 0) return fail(PKV_INVALID_ARGUMENT, "num_tokens is %" PRId64 ", negative", num_tokens);
     PKV_TRY(check_array("tokens", tokens, num_tokens));
     const Range range("pagedkv.settle");
+    if (!batch->parts.empty()) return settle_parts(batch, counts, num_sequences, tokens, num_tokens);
     return traced(*batch, TraceCall::kSettle, batch->batch->settle(counts, num_sequences, tokens, num_tokens),
                   array_of(counts, num_sequences), array_of(tokens, num_tokens));
   });

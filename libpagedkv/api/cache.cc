@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "api/parts.h"
+#include "api/tier_options.h"
 #include "api/traced.h"
 #include "attention/attention.h"
 #include "backend/backend.h"
@@ -116,58 +117,12 @@ Status choose_num_blocks(const pkv_cache_options &options, uint64_t block_bytes,
   return PKV_OK;
 }
 
-Status read_tier_options(const pkv_cache_options &given, CacheOptions *out) {
-  TierOptions &tiers = out->tiers;
-  const uint64_t block_bytes = out->layout.block_bytes();
-  if (given.host_tier_blocks < 0 || given.host_tier_blocks > kMaxBlocks) {
-    return fail(PKV_INVALID_ARGUMENT, "host_tier_blocks is %" PRId64 ", not in 0 to %" PRId64, given.host_tier_blocks,
-                kMaxBlocks);
-  }
-  if (given.host_tier_blocks != 0 && given.host_tier_bytes != 0) {
-    return fail(PKV_INVALID_ARGUMENT, "host_tier_blocks (%" PRId64 ") and host_tier_bytes (%" PRIu64
-                ") exclude each other", given.host_tier_blocks, given.host_tier_bytes);
-  }
-  if (given.num_devices > 1 && (given.host_tier_blocks != 0 || given.host_tier_bytes != 0)) {
-    return fail(PKV_UNSUPPORTED, "a host tier stands behind one device; num_devices is %d", given.num_devices);
-  }
-  tiers.num_host_slots = given.host_tier_blocks;
-  if (given.host_tier_bytes != 0) {
-    tiers.num_host_slots = static_cast<int64_t>(std::min<uint64_t>(given.host_tier_bytes / block_bytes, kMaxBlocks));
-    if (tiers.num_host_slots == 0) {
-      return fail(PKV_INVALID_ARGUMENT, "host_tier_bytes is %" PRIu64 ", less than one block of %" PRIu64,
-                  given.host_tier_bytes, block_bytes);
-    }
-  }
-  if (given.tier_min_hits < 0 || given.tier_min_hits > UINT8_MAX) {
-    return fail(PKV_INVALID_ARGUMENT, "tier_min_hits is %" PRId64 ", not in 0 to %d", given.tier_min_hits, UINT8_MAX);
-  }
-  tiers.min_hits = given.tier_min_hits;
-  if (!std::isfinite(given.recompute_tokens_per_second) || given.recompute_tokens_per_second < 0) {
-    return fail(PKV_INVALID_ARGUMENT, "recompute_tokens_per_second is %g, not a rate or 0",
-                given.recompute_tokens_per_second);
-  }
-  tiers.recompute_tokens_per_second = given.recompute_tokens_per_second;
-  PKV_TRY(read_toggle("disk_tier_reset", given.disk_tier_reset, false, &tiers.resets_disk));
-  if (given.disk_tier_path == nullptr) {
-    if (given.disk_tier_bytes == 0) return PKV_OK;
-    return fail(PKV_INVALID_ARGUMENT, "disk_tier_bytes is %" PRIu64 ", but there is no disk_tier_path",
-                given.disk_tier_bytes);
-  }
-  if (tiers.num_host_slots == 0) {
-    return fail(PKV_INVALID_ARGUMENT, "a disk tier stands behind a host tier: host_tier_bytes is 0");
-  }
-  tiers.disk_path = given.disk_tier_path;
-  tiers.identity = given.tier_identity;
-  tiers.num_disk_slots = DiskTier::count_slots(out->layout, given.disk_tier_bytes);
-  if (tiers.num_disk_slots > 0) return PKV_OK;
-  return fail(PKV_INVALID_ARGUMENT, "disk_tier_bytes is %" PRIu64 ", too little for one block of %" PRIu64,
-              given.disk_tier_bytes, block_bytes);
-}
-
 // A cache for each device, whose sequences have indices of their own.
-Status create_parts(const CacheOptions &options, pkv_cache *handle) {
+Status create_parts(const pkv_cache_options &given, const CacheOptions &options, pkv_cache *handle) {
   for (size_t i = 0; i < options.devices.size(); ++i) {
     CacheOptions own = options;
+    std::string path;
+    PKV_TRY(share_tiers(given, options, i, &path, &own.tiers));
     own.devices = {options.devices[i]};
     own.shard = PKV_SHARD_NONE;
     own.first_index = static_cast<uint32_t>(i) << kPartShift;
@@ -272,15 +227,14 @@ pkv_status pkv_cache_create(const pkv_cache_options *options, pkv_cache **out) {
                   kMaxEvents);
     }
     cache_options.event_capacity = given.event_capacity;
-    PKV_TRY(read_tier_options(given, &cache_options));
     PKV_TRY(open_devices(given, &cache_options));
     std::vector<ShardPlan> plans;
     const int32_t num_devices = static_cast<int32_t>(cache_options.devices.size());
     PKV_TRY(plan_shards(cache_options.layout, cache_options.shard, num_devices, &plans));
-    if (given.max_num_blocks != 0 && num_devices > 1) {
-      return fail(PKV_UNSUPPORTED, "max_num_blocks is %" PRId64 ", but a cache over %d devices cannot be resized",
-                  given.max_num_blocks, num_devices);
-    }
+    uint64_t slot_bytes = 0;
+    for (const ShardPlan &plan : plans) slot_bytes += plan.layout.block_bytes();
+    if (cache_options.shard == PKV_SHARD_SEQUENCES) slot_bytes = cache_options.layout.block_bytes();
+    PKV_TRY(read_tier_options(given, slot_bytes, &cache_options));
     int64_t num_blocks = 0;
     for (size_t i = 0; i < plans.size(); ++i) {  // what fits everywhere
       int64_t fitting = 0;
@@ -294,7 +248,7 @@ pkv_status pkv_cache_create(const pkv_cache_options *options, pkv_cache **out) {
     auto handle = std::make_unique<pkv_cache>();
     handle->description = description;
     if (cache_options.shard == PKV_SHARD_SEQUENCES) {
-      PKV_TRY(create_parts(cache_options, handle.get()));
+      PKV_TRY(create_parts(given, cache_options, handle.get()));
     } else {
       PKV_TRY(Cache::create(cache_options, plans, &handle->cache));
     }
@@ -391,7 +345,7 @@ pkv_status pkv_cache_get_stats(const pkv_cache *cache, pkv_cache_stats *out) {
     pkv_cache_stats stats = {};
     read_stats(cache, &stats);
     write_struct(stats, out);
-    report_failures(*cache->cache);
+    report_failures(cache);
     return PKV_OK;
   });
 }
@@ -419,7 +373,7 @@ pkv_status pkv_cache_format_stats(const pkv_cache *cache, pkv_stats_format forma
       }
       return PKV_OK;
     }));
-    report_failures(*cache->cache);
+    report_failures(cache);
     return PKV_OK;
   });
 }
@@ -445,8 +399,16 @@ pkv_status pkv_cache_explain(const pkv_cache *cache, int32_t block, char *buffer
 pkv_status pkv_cache_flush_tiers(pkv_cache *cache) {
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
-    const Status status = cache->cache->flush_tiers();
-    report_failures(*cache->cache);
+    Status status = cache->cache->flush_tiers();
+    for (size_t i = 1; i < cache->parts.size(); ++i) {  // all, whether one fails or not
+      if (status == PKV_OK) {
+        status = cache->parts[i]->cache->flush_tiers();
+      } else {
+        const KeepLastError keep;
+        cache->parts[i]->cache->flush_tiers();
+      }
+    }
+    report_failures(cache);
     return status;
   });
 }

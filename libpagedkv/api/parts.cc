@@ -374,10 +374,16 @@ Status prepare_parts(pkv_batch *batch, const pkv_sequence *sequences, const int6
     Group &group = groups[i];
     pkv_batch &part = *batch->parts[i];
     const Status status = part.batch->apply(tokens == nullptr ? nullptr : group.flat.data());
-    traced(part, TraceCall::kPrepare, status, array_of(group.ids.data(), size_of(group)),
-           array_of(group.numbers.data(), size_of(group)),
-           array_of(group.flat.data(), static_cast<int64_t>(group.flat.size())), options.registers,
-           options.pad_sequences, options.pad_tokens, options.max_query_len);
+    const auto ids = array_of(group.ids.data(), size_of(group));
+    const auto own_counts = array_of(group.numbers.data(), size_of(group));
+    const auto own_tokens = array_of(group.flat.data(), static_cast<int64_t>(group.flat.size()));
+    if (options.steps_ahead != 0) {
+      traced(part, TraceCall::kPrepareAhead, status, ids, own_counts, own_tokens, options.registers,
+             options.pad_sequences, options.pad_tokens, options.max_query_len, options.steps_ahead);
+    } else {
+      traced(part, TraceCall::kPrepare, status, ids, own_counts, own_tokens, options.registers, options.pad_sequences,
+             options.pad_tokens, options.max_query_len);
+    }
     PKV_TRY(status);
     part.batch->set_places(group.places.data(), token_places[i].data());
   }
@@ -390,6 +396,61 @@ Status discard_parts(pkv_batch *batch) {
       const Status status = part->batch->discard(extent);
       if (extent == Extent::kAll) traced(*part, TraceCall::kDiscard, status);
       PKV_TRY(status);
+    }
+  }
+  return PKV_OK;
+}
+
+namespace {
+
+Status check_num_items(const pkv_batch *batch, int64_t num_sequences) {
+  int64_t num_items = 0;
+  for (const auto &part : batch->parts) num_items += part->batch->num_items();
+  if (num_sequences == num_items) return PKV_OK;
+  return fail(PKV_INVALID_ARGUMENT, "num_sequences is %" PRId64 ", but the step has %" PRId64 " sequences", num_sequences,
+              num_items);
+}
+
+}  // namespace
+
+Status get_advanced_of_parts(const pkv_batch *batch, int64_t num_sequences, pkv_stream stream, int64_t *out_counts,
+                             int64_t *out_num_refused) {
+  PKV_TRY(check_num_items(batch, num_sequences));
+  std::vector<int64_t> counts;
+  int64_t total_refused = 0;
+  for (size_t i = 0; i < batch->parts.size(); ++i) {
+    const Batch &part = *batch->parts[i]->batch;
+    counts.resize(static_cast<size_t>(part.num_items()));
+    int64_t num_refused = 0;
+    PKV_TRY(part.get_advanced(part.num_items(), stream_of_part(stream, i), counts.data(), &num_refused));
+    for (int64_t j = 0; j < part.num_items(); ++j) out_counts[part.sequence_place(j)] = counts[static_cast<size_t>(j)];
+    total_refused += num_refused;
+  }
+  if (out_num_refused != nullptr) *out_num_refused = total_refused;
+  return PKV_OK;
+}
+
+Status settle_parts(pkv_batch *batch, const int64_t *counts, int64_t num_sequences, const int64_t *tokens,
+                    int64_t num_tokens) {
+  PKV_TRY(check_num_items(batch, num_sequences));
+  std::vector<Group> groups(batch->parts.size());
+  for (size_t i = 0; i < groups.size(); ++i) {
+    const Batch &part = *batch->parts[i]->batch;
+    for (int64_t j = 0; j < part.num_items(); ++j) groups[i].places.push_back(part.sequence_place(j));
+  }
+  give_numbers(counts, &Group::numbers, &groups);
+  if (tokens != nullptr || num_tokens != 0) PKV_TRY(give_flat("counts", tokens, num_tokens, counts, num_sequences, &groups));
+  for (const Extent extent : {Extent::kChecks, Extent::kAll}) {
+    for (size_t i = 0; i < groups.size(); ++i) {
+      const Group &group = groups[i];
+      const int64_t count = static_cast<int64_t>(group.places.size()), num_flat = static_cast<int64_t>(group.flat.size());
+      const int64_t *flat = tokens == nullptr ? nullptr : group.flat.data();
+      pkv_batch &part = *batch->parts[i];
+      const Status status = part.batch->settle(group.numbers.data(), count, flat, num_flat, extent);
+      if (extent == Extent::kAll) {
+        traced(part, TraceCall::kSettle, status, array_of(group.numbers.data(), count), array_of(flat, num_flat));
+      }
+      if (status != PKV_OK) return name_part(status, *part.cache, group);
     }
   }
   return PKV_OK;
@@ -408,9 +469,17 @@ void sum_stats(const pkv_cache *cache, pkv_cache_stats *out) {
           &pkv_cache_stats::copies, &pkv_cache_stats::prepares, &pkv_cache_stats::refusals, &pkv_cache_stats::num_pins,
           &pkv_cache_stats::pinned_blocks, &pkv_cache_stats::num_namespaces, &pkv_cache_stats::partial_hit_tokens,
           &pkv_cache_stats::released_blocks, &pkv_cache_stats::num_transfers, &pkv_cache_stats::quarantined_blocks,
-          &pkv_cache_stats::unused_slots, &pkv_cache_stats::free_tail_blocks, &pkv_cache_stats::max_num_blocks}) {
+          &pkv_cache_stats::unused_slots, &pkv_cache_stats::free_tail_blocks, &pkv_cache_stats::max_num_blocks,
+          &pkv_cache_stats::moved_blocks, &pkv_cache_stats::host_tier_blocks, &pkv_cache_stats::host_tier_resident,
+          &pkv_cache_stats::host_hit_tokens, &pkv_cache_stats::disk_hit_tokens, &pkv_cache_stats::tier_misses,
+          &pkv_cache_stats::offloaded_blocks, &pkv_cache_stats::restored_blocks, &pkv_cache_stats::skipped_offloads,
+          &pkv_cache_stats::host_tier_evictions, &pkv_cache_stats::offloaded_sequences, &pkv_cache_stats::offload_rate,
+          &pkv_cache_stats::restore_rate, &pkv_cache_stats::disk_tier_blocks, &pkv_cache_stats::disk_tier_resident,
+          &pkv_cache_stats::disk_writes, &pkv_cache_stats::disk_reads, &pkv_cache_stats::disk_drops,
+          &pkv_cache_stats::disk_damaged, &pkv_cache_stats::disk_write_rate, &pkv_cache_stats::disk_read_rate}) {
       out->*member += part.*member;
     }
+    out->is_disk_tier_on &= part.is_disk_tier_on;  // of all
     out->is_failed |= part.is_failed;
     out->is_tracing |= part.is_tracing;
     for (uint64_t pkv_cache_stats::*member :
@@ -423,8 +492,7 @@ void sum_stats(const pkv_cache *cache, pkv_cache_stats *out) {
   }
 }
 
-// A member that is new has to be summed above. (Those of tiers stay 0, and moved_blocks: several devices have neither
-// tiers nor resizes.)
+// A member that is new has to be summed above.
 static_assert(offsetof(pkv_cache_stats, moved_blocks) + sizeof(pkv_cache_stats::moved_blocks) == sizeof(pkv_cache_stats),
               "moved_blocks is the last member of pkv_cache_stats");
 

@@ -63,6 +63,10 @@ Status accept_in_parts(pkv_cache *cache, const pkv_sequence *sequences, const in
 Status prepare_parts(pkv_batch *batch, const pkv_sequence *sequences, const int64_t *counts, int64_t num_sequences,
                      const int64_t *tokens, int64_t num_tokens, const PrepareOptions &options);
 Status discard_parts(pkv_batch *batch);
+Status get_advanced_of_parts(const pkv_batch *batch, int64_t num_sequences, pkv_stream stream, int64_t *out_counts,
+                             int64_t *out_num_refused);
+Status settle_parts(pkv_batch *batch, const int64_t *counts, int64_t num_sequences, const int64_t *tokens,
+                    int64_t num_tokens);
 
 // Sums over the parts; what names memory is the first one's.
 void sum_stats(const pkv_cache *cache, pkv_cache_stats *out);

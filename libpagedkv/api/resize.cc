@@ -1,3 +1,5 @@
+#include <string>
+
 #include "api/parts.h"
 #include "api/traced.h"
 
@@ -15,18 +17,61 @@ Status read_options(const pkv_resize_options *options, bool *out_moves, pkv_stre
   return read_toggle("move", given.move, false, out_moves);
 }
 
-// Of a cache alone on its device.
-Status check_resizable(const pkv_cache *cache) {
-  PKV_TRY(check_pointer("cache", cache));
-  PKV_TRY(check_whole(cache, "resize"));
-  if (!cache->is_part) return PKV_OK;
-  return fail(PKV_UNSUPPORTED, "resize: the cache is a part of one over several devices");
+// The last failure as one of the device that refused.
+Status name_device(Status status, const Cache &part) {
+  const std::string text = last_error();
+  if (status != PKV_OUT_OF_BLOCKS) return fail(status, "%s (on %s)", text.c_str(), part.backend()->device());
+  pkv_shortage shortage = {};
+  get_last_shortage(&shortage);
+  return fail_shortage(status, shortage.needed, shortage.available, shortage.index, "%s (on %s)", text.c_str(),
+                       part.backend()->device());
 }
 
-Status commit(Cache &cache, ResizePlan *plan, bool moves, pkv_stream stream) {
-  const int64_t num_blocks = plan->num_blocks;
-  return traced(cache, TraceCall::kResize, cache.commit_resize(moves, stream, plan), num_blocks, moves);
+// Where sequences are shared out, of all parts or none: each is to have so many blocks.
+Status begin(pkv_cache *cache, int64_t num_blocks, pkv_resize *out) {
+  std::vector<std::shared_ptr<Cache>> targets;
+  for (const auto &part : cache->parts) targets.push_back(part->cache);
+  if (targets.empty()) targets.push_back(cache->cache);
+  out->parts.reserve(targets.size());
+  for (const std::shared_ptr<Cache> &target : targets) {
+    ResizePlan plan;
+    PKV_TRY(target->begin_resize(num_blocks, &plan));
+    out->parts.push_back({target, std::move(plan)});
+  }
+  return PKV_OK;
 }
+
+Status commit(pkv_resize *resize, bool moves, pkv_stream stream) {
+  const bool has_one = resize->parts.size() == 1;
+  if (has_one) PKV_TRY(resize->parts[0].cache->adopt_stream(&stream));
+  for (const Extent extent : {Extent::kChecks, Extent::kAll}) {
+    if (has_one && extent == Extent::kChecks) continue;
+    for (size_t i = 0; i < resize->parts.size(); ++i) {
+      pkv_resize::Part &part = resize->parts[i];
+      const pkv_stream own = has_one ? stream : stream_of_part(stream, i);
+      const int64_t num_blocks = part.plan.num_blocks;
+      const Status status = part.cache->commit_resize(moves, own, &part.plan, extent);
+      if (extent == Extent::kChecks) {
+        if (status != PKV_OK) return name_device(status, *part.cache);
+      } else {
+        PKV_TRY(traced(*part.cache, TraceCall::kResize, status, num_blocks, moves));
+      }
+    }
+  }
+  return PKV_OK;
+}
+
+void end(pkv_resize *resize) {
+  for (pkv_resize::Part &part : resize->parts) part.cache->end_resize(&part.plan);
+}
+
+struct End {
+  void operator()(pkv_resize *resize) const {
+    const KeepLastError keep;
+    end(resize);
+  }
+};
+using Resize = std::unique_ptr<pkv_resize, End>;
 
 }  // namespace
 
@@ -34,10 +79,11 @@ pkv_status pkv_resize_prepare(pkv_cache *cache, int64_t num_blocks, pkv_resize *
   return guarded([&]() -> Status {
     PKV_TRY(check_pointer("out", out));
     *out = nullptr;
-    PKV_TRY(check_resizable(cache));
+    PKV_TRY(check_pointer("cache", cache));
     auto handle = std::make_unique<pkv_resize>();
-    handle->cache = cache->cache;
-    PKV_TRY(handle->cache->begin_resize(num_blocks, &handle->plan));
+    Resize begun(handle.get());
+    PKV_TRY(begin(cache, num_blocks, handle.get()));
+    begun.release();
     *out = handle.release();
     return PKV_OK;
   });
@@ -49,26 +95,25 @@ pkv_status pkv_resize_commit(pkv_resize *resize, const pkv_resize_options *optio
     bool moves = false;
     pkv_stream stream = nullptr;
     PKV_TRY(read_options(options, &moves, &stream));
-    return commit(*resize->cache, &resize->plan, moves, stream);
+    return commit(resize, moves, stream);
   });
 }
 
 void pkv_resize_destroy(pkv_resize *resize) {
   if (resize == nullptr) return;
-  resize->cache->end_resize(&resize->plan);
+  end(resize);
   delete resize;
 }
 
 pkv_status pkv_cache_resize(pkv_cache *cache, int64_t num_blocks, const pkv_resize_options *options) {
   return guarded([&]() -> Status {
-    PKV_TRY(check_resizable(cache));
+    PKV_TRY(check_pointer("cache", cache));
     bool moves = false;
     pkv_stream stream = nullptr;
     PKV_TRY(read_options(options, &moves, &stream));
-    ResizePlan plan;
-    PKV_TRY(cache->cache->begin_resize(num_blocks, &plan));
-    const auto end = [&](ResizePlan *begun) { cache->cache->end_resize(begun); };
-    const std::unique_ptr<ResizePlan, decltype(end)> ended(&plan, end);
-    return commit(*cache->cache, &plan, moves, stream);
+    pkv_resize resize;
+    const Resize ended(&resize);
+    PKV_TRY(begin(cache, num_blocks, &resize));
+    return commit(&resize, moves, stream);
   });
 }

@@ -136,14 +136,14 @@ pkv_status pkv_sequence_explain(const pkv_cache *cache, pkv_sequence sequence, c
 pkv_status pkv_sequence_offload(pkv_cache *cache, pkv_sequence sequence) {
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
-    return cache->cache->offload(sequence);
+    return owner_of(cache, sequence).offload(sequence);
   });
 }
 
 pkv_status pkv_sequence_restore(pkv_cache *cache, pkv_sequence sequence) {
   return guarded([&]() -> Status {
     PKV_TRY(check_cache(cache));
-    return cache->cache->restore(sequence);
+    return owner_of(cache, sequence).restore(sequence);
   });
 }
 

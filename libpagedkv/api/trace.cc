@@ -17,7 +17,7 @@ pkv_status pkv_trace_stop(pkv_cache *cache) {
     PKV_TRY(check_pointer("cache", cache));
     PKV_TRY(check_whole(cache, "pkv_trace_stop"));
     const Status status = cache->cache->stop_trace();
-    report_failures(*cache->cache);
+    report_failures(cache);
     return status;
   });
 }

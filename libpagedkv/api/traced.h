@@ -74,10 +74,12 @@ Status traced(pkv_batch &batch, TraceCall call, Status status, const Fields &...
 }
 
 // Says in the log that a recording has ended by a failure, or the disk tier, once. From calls that change nothing.
-inline void report_failures(Cache &cache) {
+inline void report_failures(const pkv_cache *cache) {
   std::string text;
-  if (cache.take_tier_failure(&text)) log(PKV_LOG_WARNING, "%s", text.c_str());
-  if (cache.trace().take_failure(&text)) log(PKV_LOG_WARNING, "%s", text.c_str());
+  for (const auto &part : cache->parts) report_failures(part.get());
+  if (!cache->parts.empty()) return;
+  if (cache->cache->take_tier_failure(&text)) log(PKV_LOG_WARNING, "%s", text.c_str());
+  if (cache->cache->trace().take_failure(&text)) log(PKV_LOG_WARNING, "%s", text.c_str());
 }
 
 }  // namespace pkv

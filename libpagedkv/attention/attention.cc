@@ -292,18 +292,15 @@ Status attend(Backend *backend, const PagedKv &kv, const StepTables &tables, voi
   return backend->attend(params, options.stream);
 }
 
-Status advance(Backend *backend, AdvanceParams params, const pkv_tensor *is_active, pkv_stream stream) {
-  if (is_active != nullptr) {
-    Rows rows;
-    PKV_TRY(check_tensor("is_active", *is_active, {params.num_sequences}, &rows));
-    if (is_active->dtype != PKV_BOOL && is_active->dtype != PKV_INT32) {
-      return fail(PKV_INVALID_ARGUMENT, "is_active has dtype %s, neither bool nor int32",
-                  name_or_unknown(is_active->dtype));
-    }
-    params.is_active = rows.data;
-    params.is_active_wide = is_active->dtype == PKV_INT32;
+Status read_active(const char *name, const pkv_tensor &is_active, AdvanceParams *params) {
+  Rows rows;
+  PKV_TRY(check_tensor(name, is_active, {params->num_sequences}, &rows));
+  if (is_active.dtype != PKV_BOOL && is_active.dtype != PKV_INT32) {
+    return fail(PKV_INVALID_ARGUMENT, "%s has dtype %s, neither bool nor int32", name, name_or_unknown(is_active.dtype));
   }
-  return backend->advance(params, stream);
+  params->is_active = rows.data;
+  params->is_active_wide = is_active.dtype == PKV_INT32;
+  return PKV_OK;
 }
 
 Status merge_states(Backend *backend, const pkv_tensor &out_a, const pkv_tensor &lse_a, const pkv_tensor &out_b,

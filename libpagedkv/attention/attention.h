@@ -23,8 +23,8 @@ Status scatter_kv(Backend *backend, const PagedKv &kv, const SequenceRows &seque
 Status attend(Backend *backend, const PagedKv &kv, const StepTables &tables, void *workspace, const pkv_tensor &q,
               const pkv_tensor &out, const pkv_attend_options &options);
 
-// params: all but is_active, which may be null.
-Status advance(Backend *backend, AdvanceParams params, const pkv_tensor *is_active, pkv_stream stream);
+// Who advances, of params->num_sequences.
+Status read_active(const char *name, const pkv_tensor &is_active, AdvanceParams *params);
 
 // lse may be null.
 Status merge_states(Backend *backend, const pkv_tensor &out_a, const pkv_tensor &lse_a, const pkv_tensor &out_b,

@@ -30,14 +30,14 @@ struct DeviceInfo {
   int32_t num_processors;
 };
 
-// Carries the tables of a batch to the device through a ring of pinned staging memory. A slot of the ring is written
-// again only after the device has read it. One thread at a time.
+// Carries the tables of a batch to the device: what is much through a ring of pinned staging memory, of which a slot is
+// written again only after the device has read it. One thread at a time.
 class TableUploader {
  public:
   virtual ~TableUploader() = default;
-  // The next slot, `bytes` as at creation; waits while all slots are in use.
-  virtual Status acquire(char **out_staging) = 0;
-  // Queues the upload of what was written into the acquired slot.
+  // Room for `bytes`, at most those of the creation; may wait while all slots are in use.
+  virtual Status acquire(uint64_t bytes, char **out_staging) = 0;
+  // Queues the upload of what was written there.
   virtual Status submit(const UploadTablesParams &params, pkv_stream stream) = 0;
 };
 

@@ -10,6 +10,7 @@ namespace pkv {
 
 Status Cache::check() const {
   PKV_TRY(blocks_.validate());
+  PKV_TRY(check_shards());
   const int32_t block_size = layout_.block_size();
   std::vector<int32_t> holders(static_cast<size_t>(num_blocks()), 0);
   int64_t num_open = 0;

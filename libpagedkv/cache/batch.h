@@ -55,11 +55,14 @@ class Batch {
   Status apply(const int64_t *tokens);
   Status discard(Extent extent = Extent::kAll);
 
-  // Steps on the device. is_active may be null. Queueing one changes nothing of the host; on the host backend the tables.
+  // Steps on the device. is_active: [num_devices], or null. Queueing one changes nothing of the host; on the host backend
+  // the tables. stream, of several devices: an array as a caller gives it.
   Status advance(const pkv_tensor *is_active, pkv_stream stream);
   // out_counts: [num_sequences]; out_num_refused may be null.
   Status get_advanced(int64_t num_sequences, pkv_stream stream, int64_t *out_counts, int64_t *out_num_refused) const;
-  Status settle(const int64_t *counts, int64_t num_sequences, const int64_t *tokens, int64_t num_tokens);
+  Status settle(const int64_t *counts, int64_t num_sequences, const int64_t *tokens, int64_t num_tokens,
+                Extent extent = Extent::kAll);
+  int64_t num_items() const { return static_cast<int64_t>(step_.items.size()); }  // sequences of the step, without padding
 
   Status get_table(pkv_batch_table table, pkv_array *out) const;
   Status get_device_table(pkv_batch_table table, int32_t device_index, pkv_array *out) const;
@@ -67,6 +70,7 @@ class Batch {
   // Of the part of a larger batch, after apply: where its sequences and tokens stand in the whole prepare. [num_sequences]
   // and [num_tokens], padding apart.
   void set_places(const int64_t *sequence_places, const int64_t *token_places);
+  int64_t sequence_place(int64_t index) const { return sequence_places_[index]; }
 
   // INVALID_ARGUMENT before the first prepare.
   Status check_prepared() const;
@@ -110,6 +114,7 @@ class Batch {
   Status ensure_step_limits();
   void fill_step_limits();
   Status check_stepping() const;
+  Status describe_advance(const pkv_tensor *is_active, int32_t device_index, AdvanceParams *out);
 
   const std::shared_ptr<Cache> cache_;
   const BatchOptions options_;

@@ -4,20 +4,27 @@
 // that was captured for an earlier one leaves sequences alone that have no steps ahead.
 #include <algorithm>
 #include <cinttypes>
+#include <cstdio>
 
 #include "attention/attention.h"
 #include "cache/batch.h"
 
 namespace pkv {
+namespace {
+
+// Of a mask in memory of the host.
+bool is_active_at(const AdvanceParams &params, int64_t index) {
+  if (params.is_active == nullptr) return true;
+  return params.is_active_wide ? static_cast<const int32_t *>(params.is_active)[index] != 0
+                               : static_cast<const uint8_t *>(params.is_active)[index] != 0;
+}
+
+}  // namespace
 
 Status Batch::check_steps_ahead(const int64_t *counts, int64_t num_sequences, const PrepareOptions &options) const {
   if (options.steps_ahead < 0 || options.steps_ahead > kMaxLength) {
     return fail(PKV_INVALID_ARGUMENT, "steps_ahead is %" PRId64 ", not in 0 to %" PRId64, options.steps_ahead,
                 kMaxLength);
-  }
-  if (cache_->has_several_devices()) {
-    return fail(PKV_UNSUPPORTED, "steps_ahead is %" PRId64 ", but the cache has %d devices", options.steps_ahead,
-                cache_->num_devices());
   }
   if (options_.max_sequence_length == 0) {
     return fail(PKV_INVALID_ARGUMENT, "steps_ahead is %" PRId64 ", but the batch has no max_sequence_length",
@@ -31,7 +38,7 @@ Status Batch::check_steps_ahead(const int64_t *counts, int64_t num_sequences, co
 }
 
 Status Batch::ensure_step_limits() {
-  if (!devices_.empty()) PKV_TRY(devices_[0]->allocate_steps(options_.max_sequences));
+  for (const auto &device : devices_) PKV_TRY(device->allocate_steps(options_.max_sequences));
   if (step_limits_.size() == 0) step_limits_ = SharedArray<int32_t>(options_.max_sequences);
   return PKV_OK;
 }
@@ -61,8 +68,8 @@ Status Batch::check_stepping() const {
   return fail(PKV_INVALID_ARGUMENT, "the batch has no steps ahead: prepare them first");
 }
 
-Status Batch::advance(const pkv_tensor *is_active, pkv_stream stream) {
-  PKV_TRY(check_stepping());
+// On one device; the host's tables serve all devices of the host.
+Status Batch::describe_advance(const pkv_tensor *is_active, int32_t device_index, AdvanceParams *out) {
   AdvanceParams params = {};
   params.num_sequences = num_sequences_;
   params.block_size = block_size_;
@@ -73,41 +80,75 @@ Status Batch::advance(const pkv_tensor *is_active, pkv_stream stream) {
   params.slot_mapping = slot_mapping_.data();
   params.positions = positions_.data();
   params.num_refused = &num_refused_;
-  if (!devices_.empty()) devices_[0]->describe_steps(&params);
-  PKV_TRY(pkv::advance(cache_->backend(), params, is_active, stream));
-  if (!has_csr()) return PKV_OK;
-  if (!devices_.empty()) return devices_[0]->build_csr(host_tables(), block_size_, stream);
-  fill_csr(num_sequences_);
+  if (!devices_.empty()) devices_[static_cast<size_t>(device_index)]->describe_steps(&params);
+  if (is_active != nullptr) {
+    char name[32] = "is_active";
+    if (cache_->has_several_devices()) std::snprintf(name, sizeof name, "is_active[%d]", device_index);
+    PKV_TRY(read_active(name, is_active[device_index], &params));
+  }
+  *out = params;
+  return PKV_OK;
+}
+
+Status Batch::advance(const pkv_tensor *is_active, pkv_stream stream) {
+  PKV_TRY(check_stepping());
+  const int32_t num_devices = cache_->num_devices();
+  AdvanceParams params = {}, first = {};
+  for (int32_t i = 0; i < num_devices; ++i) {
+    PKV_TRY(describe_advance(is_active, i, &params));
+    if (i == 0) first = params;
+    for (int64_t j = 0; devices_.empty() && i > 0 && j < num_sequences_; ++j) {
+      if (is_active_at(params, j) == is_active_at(first, j)) continue;
+      return fail(PKV_INVALID_ARGUMENT, "is_active[%d] and is_active[0] differ at %" PRId64 ": all devices go the same steps",
+                  i, j);
+    }
+  }
+  if (devices_.empty()) {
+    PKV_TRY(cache_->backend()->advance(first, cache_->stream_of(stream, 0)));
+    if (has_csr()) fill_csr(num_sequences_);
+    return PKV_OK;
+  }
+  for (int32_t i = 0; i < num_devices; ++i) {
+    PKV_TRY(describe_advance(is_active, i, &params));
+    const pkv_stream own = cache_->stream_of(stream, i);
+    PKV_TRY(cache_->shard(i).backend->advance(params, own));
+    if (has_csr()) PKV_TRY(devices_[static_cast<size_t>(i)]->build_csr(host_tables(), block_size_, own));
+  }
   return PKV_OK;
 }
 
 Status Batch::get_advanced(int64_t num_sequences, pkv_stream stream, int64_t *out_counts,
                            int64_t *out_num_refused) const {
   PKV_TRY(check_stepping());
-  const int64_t num_items = static_cast<int64_t>(step_.items.size());
-  if (num_sequences != num_items) {
+  if (num_sequences != num_items()) {
     return fail(PKV_INVALID_ARGUMENT, "num_sequences is %" PRId64 ", but the step has %" PRId64 " sequences",
-                num_sequences, num_items);
+                num_sequences, num_items());
   }
-  PKV_TRY(cache_->backend()->check_not_capturing(stream));
-  std::vector<int32_t> downloaded;
-  const int32_t *lengths = seq_lens_.data();
+  PKV_TRY(cache_->check_not_capturing(stream));
+  const size_t size = static_cast<size_t>(num_sequences);
+  std::vector<int32_t> lengths(seq_lens_.data(), seq_lens_.data() + size), others(size);
   uint32_t num_refused = num_refused_;
-  if (!devices_.empty()) {
-    downloaded.resize(static_cast<size_t>(num_items));
-    PKV_TRY(devices_[0]->download_steps(num_items, stream, downloaded.data(), &num_refused));
-    lengths = downloaded.data();
+  for (size_t i = 0; i < devices_.size(); ++i) {
+    const pkv_stream own = cache_->stream_of(stream, static_cast<int32_t>(i));
+    PKV_TRY(devices_[i]->download_steps(num_sequences, own, i == 0 ? lengths.data() : others.data(), &num_refused));
+    for (size_t j = 0; i > 0 && j < size; ++j) {
+      if (others[j] == lengths[j]) continue;
+      return fail(PKV_INVALID_ARGUMENT, "sequences[%zu] has %d tokens on device %zu and %d on device 0: the devices did not "
+                  "go the same steps", j, others[j], i, lengths[j]);
+    }
   }
-  for (int64_t i = 0; i < num_items; ++i) {
-    out_counts[i] = lengths[i] - (step_.items[i].old_length + step_.items[i].count);
+  for (size_t j = 0; j < size; ++j) {
+    out_counts[j] = lengths[j] - (step_.items[j].old_length + step_.items[j].count);
   }
   if (out_num_refused != nullptr) *out_num_refused = num_refused;
   return PKV_OK;
 }
 
-Status Batch::settle(const int64_t *counts, int64_t num_sequences, const int64_t *tokens, int64_t num_tokens) {
+Status Batch::settle(const int64_t *counts, int64_t num_sequences, const int64_t *tokens, int64_t num_tokens,
+                     Extent extent) {
   if (is_prepared_) PKV_TRY(check_prepared());
-  PKV_TRY(cache_->settle_steps(&step_, counts, num_sequences, tokens, num_tokens));
+  PKV_TRY(cache_->settle_steps(&step_, counts, num_sequences, tokens, num_tokens, extent));
+  if (extent == Extent::kChecks) return PKV_OK;
   // What the host shows of the step, for those who look at rows of it.
   for (int64_t i = 0; i < num_sequences; ++i) {
     seq_lens_[i] = static_cast<int32_t>(step_.items[i].old_length + step_.items[i].count + counts[i]);

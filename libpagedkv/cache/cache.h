@@ -188,7 +188,7 @@ class Cache {
   Status discard_step(Step *step, Extent extent = Extent::kAll);
   // The steps ahead were made on the device: appends counts[i] tokens ([num_sequences]) to the sequences of the step.
   Status settle_steps(Step *step, const int64_t *counts, int64_t num_sequences, const int64_t *tokens,
-                      int64_t num_tokens);
+                      int64_t num_tokens, Extent extent = Extent::kAll);
   // The step's kernels but those of the caller are queued.
   Status finish_step(const Step &step);
   // Snapshots. stream: PKV_STREAM_OF_SEQUENCE for save_sequence only. options: null for what was saved.
@@ -213,7 +213,7 @@ class Cache {
   // commit_resize is the change, and end_resize gives back what is not needed, in any thread: the memory behind the last
   // block, whether the resize was committed or not.
   Status begin_resize(int64_t num_blocks, ResizePlan *plan);
-  Status commit_resize(bool moves, pkv_stream stream, ResizePlan *plan);
+  Status commit_resize(bool moves, pkv_stream stream, ResizePlan *plan, Extent extent = Extent::kAll);
   void end_resize(ResizePlan *plan);
   // Changes when blocks go: what was prepared before may name them. Any thread.
   uint64_t num_shrinks() const { return num_shrinks_.load(std::memory_order_relaxed); }
@@ -451,6 +451,7 @@ class Cache {
   Status record_ended_streams() { return streams_.has_ended() ? record_ended() : PKV_OK; }
   Status record_ended();
   Status check_streams() const;
+  Status check_shards() const;
   // Blocks that a sequence lets go of: its stream may still use them.
   void release_used(const Sequence &sequence, const int32_t *blocks, int64_t count) {
     if (streams_.is_several()) streams_.note_used(blocks, count, sequence.stream_slot);
@@ -485,6 +486,7 @@ class Cache {
   void write_tokens(Sequence *sequence, int64_t first, int64_t end, const int64_t *tokens, bool registers);
   void finish_call(Sequence *sequence);  // a change is done: serial numbers, statistics
   void remap_blocks(const ResizePlan &plan, pkv_stream stream, StreamSlot slot);
+  Status order_moves(const ResizePlan &plan, StreamSlot slot);
   Status move_blocks(const ResizePlan &plan, pkv_stream stream, StreamSlot slot);
   void publish();
   void publish_page(const StatsBoard::Values &board);

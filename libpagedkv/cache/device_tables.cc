@@ -38,6 +38,15 @@ class StagingWriter {
   char *next_;
 };
 
+uint64_t count_staging_bytes(const UploadTablesParams &params) {
+  return StagingWriter::bytes(params.num_seq_lens, sizeof(int32_t)) +
+         StagingWriter::bytes(params.num_cu_seqlens_q, sizeof(int32_t)) +
+         2 * StagingWriter::bytes(params.num_tokens, sizeof(int64_t)) +
+         StagingWriter::bytes(params.num_step_limits, sizeof(int32_t)) +
+         StagingWriter::bytes(params.num_changes, sizeof(int64_t)) +
+         StagingWriter::bytes(params.num_changes, sizeof(int32_t));
+}
+
 }  // namespace
 
 Status DeviceArray::allocate(Backend *backend, uint64_t bytes, bool is_mapped) {
@@ -82,12 +91,12 @@ Status DeviceTables::create(Backend *backend, int64_t max_sequences, int64_t max
   const uint64_t workspace_bytes = backend->attend_workspace_bytes(head_dim);
   PKV_TRY(tables->workspace_.allocate(backend, workspace_bytes));
   PKV_TRY(backend->fill(tables->workspace_.as<void>(), 0, workspace_bytes));
-  const uint64_t staging_bytes =
-      2 * StagingWriter::bytes(max_sequences, sizeof(int32_t)) +
-      StagingWriter::bytes(max_sequences + 1, sizeof(int32_t)) +
-      2 * StagingWriter::bytes(max_tokens, sizeof(int64_t)) + StagingWriter::bytes(max_changes, sizeof(int64_t)) +
-      StagingWriter::bytes(max_changes, sizeof(int32_t));
-  PKV_TRY(backend->create_table_uploader(staging_bytes, &tables->uploader_));
+  UploadTablesParams most = {};
+  most.num_seq_lens = most.num_step_limits = max_sequences;
+  most.num_cu_seqlens_q = max_sequences + 1;
+  most.num_tokens = max_tokens;
+  most.num_changes = max_changes;
+  PKV_TRY(backend->create_table_uploader(count_staging_bytes(most), &tables->uploader_));
   *out = std::move(tables);
   return PKV_OK;
 }
@@ -177,15 +186,15 @@ Status DeviceTables::upload(const StepTables &host, int64_t num_items, const std
   int64_t num_done = 0;
   do {
     // The arrays travel with the first slot; what changes do not fit follow in further ones.
+    params.num_changes = std::min(num_changes - num_done, max_changes_);
     char *staging = nullptr;
-    PKV_TRY(uploader_->acquire(&staging));
+    PKV_TRY(uploader_->acquire(count_staging_bytes(params), &staging));
     StagingWriter writer(staging);
     params.seq_lens = writer.write(host.seq_lens, params.num_seq_lens);
     params.cu_seqlens_q = writer.write(host.cu_seqlens_q, params.num_cu_seqlens_q);
     params.slot_mapping = writer.write(host.slot_mapping, params.num_tokens);
     params.positions = writer.write(host.positions, params.num_tokens);
     params.step_limits = writer.write(step_limits, params.num_step_limits);
-    params.num_changes = std::min(num_changes - num_done, max_changes_);
     int64_t *indices = writer.take<int64_t>(params.num_changes);
     int32_t *values = writer.take<int32_t>(params.num_changes);
     for (int64_t i = 0; i < params.num_changes; ++i) {

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cinttypes>
-#include <cstring>
 #include <new>
 #include <system_error>
 
@@ -60,6 +59,7 @@ DiskTier::DiskTier(std::unique_ptr<DiskFile> file, HostTier *host, int32_t block
       index_(num_slots),
       read_buffer_(file_->make_buffer()),
       write_buffer_(file_->make_buffer()),
+      joined_(host->transfers().is_single() ? 0 : static_cast<size_t>(host->transfers().block_bytes())),
       // What is queued is held in the host tier: never more than a quarter of it.
       jobs_(static_cast<size_t>(std::clamp<int64_t>(host->num_slots() / 4, 1, kMostJobs))) {
   free_.reserve(static_cast<size_t>(num_slots));
@@ -175,11 +175,11 @@ void DiskTier::run_writer() {
     if (num_done_ == num_queued_) return;
     Job &job = jobs_[num_done_ % jobs_.size()];
     lock.unlock();
-    Status status = is_on() ? host_->queue().wait(job.ticket) : PKV_BUSY;
+    Status status = is_on() ? host_->transfers().wait(job.ticket) : PKV_BUSY;
     if (status == PKV_OK) {
       const Clock::time_point start = Clock::now();
-      status = file_->write_slot(job.slot, job.header, host_->tokens(job.host_slot), host_->bytes(job.host_slot),
-                                 write_buffer_.get());
+      const char *bytes = host_->transfers().read(job.host_slot, joined_.data());
+      status = file_->write_slot(job.slot, job.header, host_->tokens(job.host_slot), bytes, write_buffer_.get());
       if (status == PKV_OK) {
         write_rate_.add(file_->slot_bytes(), seconds_since(start));
       }
@@ -255,7 +255,7 @@ bool DiskTier::read(int32_t slot, const int64_t *tokens, TierKey *out_key) {
 
 Status DiskTier::copy_read(int32_t host_slot) {
   PKV_TRY(host_->wait_for(host_slot));  // what it held before may still be on its way to the device
-  std::memcpy(host_->bytes(host_slot), file_->bytes_in(read_buffer_.get()), host_->block_bytes());
+  host_->transfers().write(host_slot, file_->bytes_in(read_buffer_.get()));
   return PKV_OK;
 }
 

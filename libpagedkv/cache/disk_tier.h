@@ -110,6 +110,7 @@ class DiskTier {
   int32_t first_ = kNoSlot, last_ = kNoSlot;
   uint64_t serial_ = 0;
   DiskFile::Buffer read_buffer_, write_buffer_;
+  std::vector<char> joined_;  // a block whose parts are those of several devices, on its way to the file
   std::atomic<bool> is_on_{true};
   MovingRate write_rate_, read_rate_;
 

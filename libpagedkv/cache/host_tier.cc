@@ -4,6 +4,7 @@
 #include <cassert>
 #include <cinttypes>
 #include <new>
+#include <utility>
 
 #include "base/tokens.h"
 #include "cache/disk_tier.h"
@@ -18,28 +19,18 @@ constexpr uint32_t kDeclinesPerProbe = 64;
 
 }  // namespace
 
-Status HostTier::create(Backend *backend, const Pool &pool, const HostTierOptions &options,
+Status HostTier::create(const Layout &layout, const Shards &shards, const HostTierOptions &options,
                         std::unique_ptr<HostTier> *out) {
   // Before the bookkeeping: a tier that is too large is refused at once.
-  DeviceMemory memory = {};
-  PKV_TRY(backend->allocate_pinned(static_cast<uint64_t>(options.num_slots) * pool.block_bytes(), &memory));
-  std::unique_ptr<HostTier> tier;
-  try {
-    tier.reset(new HostTier(backend, pool, options));
-  } catch (...) {
-    backend->release_pinned(&memory);
-    throw;
-  }
-  tier->memory_ = memory;
-  PKV_TRY(backend->create_transfer_queue(&tier->queue_));
-  *out = std::move(tier);
+  std::unique_ptr<TierTransfers> transfers;
+  PKV_TRY(TierTransfers::create(layout, shards, options.num_slots, &transfers));
+  out->reset(new HostTier(std::move(transfers), options));
   return PKV_OK;
 }
 
-HostTier::HostTier(Backend *backend, const Pool &pool, const HostTierOptions &options)
-    : backend_(backend),
-      pool_(pool),
-      options_(options),
+HostTier::HostTier(std::unique_ptr<TierTransfers> transfers, const HostTierOptions &options)
+    : options_(options),
+      transfers_(std::move(transfers)),
       slots_(options.num_slots),
       tokens_(options.num_slots * options.block_size),  // below 2^31 * 2^16
       index_(options.num_slots) {
@@ -53,14 +44,11 @@ HostTier::HostTier(Backend *backend, const Pool &pool, const HostTierOptions &op
   }
 }
 
-HostTier::~HostTier() {
-  queue_.reset();  // waits for what it has queued
-  backend_->release_pinned(&memory_);
-}
-
-Status HostTier::join(StreamTable *streams) {
+Status HostTier::join(DeviceStreams *devices, StreamTable *streams) {
   streams_ = streams;
-  PKV_TRY(streams->find_or_add(queue_->stream(), &stream_slot_));
+  pkv_stream stream = transfers_->stream();
+  PKV_TRY(devices->adopt(&stream));
+  PKV_TRY(streams->find_or_add(stream, &stream_slot_));
   streams->enter(stream_slot_);
   return PKV_OK;
 }
@@ -93,9 +81,9 @@ int32_t HostTier::find(const Hash128 &hash, const Hash128 &parent, const int64_t
 bool HostTier::is_worth_keeping(int64_t hits) {
   if (hits < options_.min_hits) return false;
   if (options_.recompute_tokens_per_second == 0) return true;
-  const double measured = queue_->rate_to_device() > 0 ? queue_->rate_to_device() : queue_->rate_to_host();
+  const double to_device = transfers_->rate(false), measured = to_device > 0 ? to_device : transfers_->rate(true);
   if (measured == 0) return true;
-  const double fetch_seconds = static_cast<double>(pool_.block_bytes()) / measured;
+  const double fetch_seconds = static_cast<double>(transfers_->block_bytes()) / measured;
   const double recompute_seconds = options_.block_size / options_.recompute_tokens_per_second;
   if (fetch_seconds < recompute_seconds) {
     num_declined_ = 0;
@@ -142,12 +130,9 @@ Status HostTier::flush() {
   if (pending_.empty()) return PKV_OK;
   const int64_t count = static_cast<int64_t>(pending_.size());
   Status status = order_copies();
-  if (status == PKV_OK) {
-    status = queue_->copy({pool_.base(), memory_.base, pool_.block_bytes(), blocks_.data(), pending_.data(), count,
-                           is_to_host_});
-  }
+  if (status == PKV_OK) status = transfers_->copy(blocks_.data(), pending_.data(), count, is_to_host_);
   for (const int32_t slot : pending_) {
-    slots_[slot].ticket = queue_->last_ticket();
+    slots_[slot].ticket = transfers_->last_ticket();
     // Bytes that did not get here must not be found.
     if (status != PKV_OK && is_to_host_ && slots_[slot].is_indexed) unindex(slot);
   }

@@ -5,8 +5,8 @@
 //   free      nothing in it: in the free list;
 //   kept      findable by its hash, held by nobody: in a list, least recently used first, and given up for others;
 //   held      by a preempted sequence, a restore that is under way, or the writer of the disk tier; findable or not.
-// Bytes travel by a queue of transfers of its own: they are where they belong for whatever comes behind on that queue;
-// the processor may touch a slot only after wait_for(slot).
+// Bytes travel by queues of transfers of their own, one of each device of the cache: they are where they belong for
+// whatever comes behind on those queues; the processor may touch a slot only after wait_for(slot).
 //
 // The cache's mutating thread, but for find(), which any number of threads may call while none mutates. Nothing is
 // allocated after creation.
@@ -20,7 +20,7 @@
 #include "cache/prefix_index.h"
 #include "cache/stream_table.h"
 #include "cache/tier_counters.h"
-#include "pool/pool.h"
+#include "cache/tier_transfers.h"
 
 namespace pkv {
 
@@ -55,10 +55,9 @@ class DiskTier;
 
 class HostTier {
  public:
-  // The pool outlives the tier. Throws std::bad_alloc.
-  static Status create(Backend *backend, const Pool &pool, const HostTierOptions &options,
+  // The shards outlive the tier. Throws std::bad_alloc.
+  static Status create(const Layout &layout, const Shards &shards, const HostTierOptions &options,
                        std::unique_ptr<HostTier> *out);
-  ~HostTier();
   HostTier(const HostTier &) = delete;
   HostTier &operator=(const HostTier &) = delete;
 
@@ -66,18 +65,14 @@ class HostTier {
   void set_disk(DiskTier *disk) { disk_ = disk; }
 
   int64_t num_slots() const { return slots_.size(); }
-  uint64_t block_bytes() const { return pool_.block_bytes(); }
   int64_t num_held() const { return num_held_; }
   // Slots that take() can give.
   int64_t num_available() const { return num_slots() - num_held_; }
   const HostSlot &slot(int32_t slot) const { return slots_[slot]; }
   int64_t *tokens(int32_t slot) const { return tokens_.data() + static_cast<int64_t>(slot) * options_.block_size; }
-  char *bytes(int32_t slot) const {
-    return static_cast<char *>(memory_.base) + static_cast<uint64_t>(slot) * pool_.block_bytes();
-  }
 
   // The order of streams: that of the transfers is one of the table's, which outlives the tier's last transfer.
-  Status join(StreamTable *streams);
+  Status join(DeviceStreams *devices, StreamTable *streams);
   StreamSlot stream_slot() const { return stream_slot_; }
   // What is copied to the host until it is set back to kNoStream is not evicted, but of a sequence with this stream.
   void set_writer(StreamSlot writer, bool is_preempted) {
@@ -108,15 +103,15 @@ class HostTier {
   // Adds a copy between a block and a held slot to the next flush().
   Status add_copy(int32_t block, int32_t slot, bool to_host);
   // Returns when the transfers that touch a slot are done.
-  Status wait_for(int32_t slot) { return queue_->wait(slots_[slot].ticket); }
+  Status wait_for(int32_t slot) { return transfers_->wait(slots_[slot].ticket); }
 
   // Forgets what is found under a hash; under a namespace; everything. Held slots stay, but are not found.
   void forget(const Hash128 &hash);
   void invalidate(uint64_t namespace_id);
   void clear();
 
-  TransferQueue &queue() { return *queue_; }
-  const TransferQueue &queue() const { return *queue_; }
+  TierTransfers &transfers() { return *transfers_; }
+  const TierTransfers &transfers() const { return *transfers_; }
   TierCounters &counters() { return counters_; }
   const TierCounters &counters() const { return counters_; }
 
@@ -124,7 +119,7 @@ class HostTier {
   Status validate() const;
 
  private:
-  HostTier(Backend *backend, const Pool &pool, const HostTierOptions &options);
+  HostTier(std::unique_ptr<TierTransfers> transfers, const HostTierOptions &options);
 
   Status order_copies();
   bool is_worth_keeping(int64_t hits);
@@ -134,11 +129,8 @@ class HostTier {
   void unindex(int32_t slot);
   void free_slot(int32_t slot);
 
-  Backend *const backend_;
-  const Pool &pool_;
   const HostTierOptions options_;
-  DeviceMemory memory_;  // [num_slots, block_bytes], pinned
-  std::unique_ptr<TransferQueue> queue_;
+  const std::unique_ptr<TierTransfers> transfers_;  // with the bytes of the slots
   DiskTier *disk_ = nullptr;
   LargeArray<HostSlot> slots_;
   LargeArray<int64_t> tokens_;  // [num_slots, block_size]

@@ -170,6 +170,7 @@ Status Cache::restore(pkv_sequence id) {
   restored_blocks_.resize(static_cast<size_t>(needed));
   blocks_.take(needed, restored_blocks_.data(), kNoNamespace);
   const int32_t *next = restored_blocks_.data();
+  Status status = PKV_OK;  // a failure ends the copies; the books are kept to the end
   for (int64_t i = 0; i < num_entries; ++i) {
     const TierHit &hit = tier_hits_[static_cast<size_t>(i)];
     int32_t *entry = sequence->table.data() + i;
@@ -180,10 +181,11 @@ Status Cache::restore(pkv_sequence id) {
       host_tier_->release(hit.host_slot);
     } else {
       *entry = *next++;
-      PKV_TRY(restore_block(*sequence, i, hit.host_slot, is_stale(sequence->chain, i)));
+      const Status own = restore_block(*sequence, i, hit.host_slot, is_stale(sequence->chain, i));
+      if (status == PKV_OK) status = own;
     }
   }
-  PKV_TRY(flush_restored());
+  if (status == PKV_OK) status = flush_restored();
   sequence->slots.clear();
   sequence->num_blocks = static_cast<int32_t>(num_entries);
   sequence->is_offloaded = false;
@@ -193,7 +195,7 @@ Status Cache::restore(pkv_sequence id) {
   ++sequence->table_version;
   host_tier_->counters().offloaded_sequences += -1;
   finish_call(sequence);
-  return PKV_OK;
+  return status;
 }
 
 // Of an offloaded sequence, or one that could not be.

@@ -9,9 +9,6 @@
 namespace pkv {
 
 Status Cache::begin_resize(int64_t num_blocks, ResizePlan *plan) {
-  if (has_several_devices()) {
-    return fail(PKV_UNSUPPORTED, "resize: the cache has %d devices", num_devices());
-  }
   if (num_blocks < 1 || num_blocks > kMaxBlocks) {
     return fail(PKV_INVALID_ARGUMENT, "num_blocks is %" PRId64 ", not in 1 to %" PRId64, num_blocks, kMaxBlocks);
   }
@@ -25,7 +22,7 @@ Status Cache::begin_resize(int64_t num_blocks, ResizePlan *plan) {
   // From here on the number of blocks stays: only a commit changes it.
   plan->old_num_blocks = plan->num_blocks = blocks_.num_blocks();
   const auto prepare = [&]() -> Status {
-    PKV_TRY(pool_->map_blocks(std::max(num_blocks, plan->old_num_blocks)));
+    for (const auto &shard : shards_) PKV_TRY(shard->pool->map_blocks(std::max(num_blocks, plan->old_num_blocks)));
     const int64_t num_removed = plan->old_num_blocks - num_blocks;
     if (num_removed > 0) {
       const size_t most = static_cast<size_t>(std::min(num_removed, num_blocks));
@@ -39,9 +36,9 @@ Status Cache::begin_resize(int64_t num_blocks, ResizePlan *plan) {
   };
   try {
     const Status status = prepare();
-    if (status != PKV_OK) {
-      *plan = ResizePlan();
-      is_resizing_.store(false, std::memory_order_release);
+    if (status != PKV_OK) {  // what other devices have mapped goes back
+      const KeepLastError keep;
+      end_resize(plan);
     }
     return status;
   } catch (...) {
@@ -52,18 +49,20 @@ Status Cache::begin_resize(int64_t num_blocks, ResizePlan *plan) {
 
 void Cache::end_resize(ResizePlan *plan) {
   if (plan->num_blocks == 0) return;  // never begun
-  pool_->unmap_tail();
+  for (const auto &shard : shards_) shard->pool->unmap_tail();
   is_resizing_.store(false, std::memory_order_release);
   *plan = ResizePlan();
 }
 
-Status Cache::commit_resize(bool moves, pkv_stream stream, ResizePlan *plan) {
+Status Cache::commit_resize(bool moves, pkv_stream stream, ResizePlan *plan, Extent extent) {
   PKV_TRY(check_usable());
   if (plan->is_committed) return fail(PKV_INVALID_ARGUMENT, "the resize was committed before");
   const int64_t num_blocks = plan->num_blocks, num_removed = plan->old_num_blocks - num_blocks;
   if (num_removed <= 0) {
+    if (extent == Extent::kChecks) return PKV_OK;
     if (num_removed < 0) {
       blocks_.grow(num_blocks);
+      for (size_t i = 1; i < shards_.size(); ++i) shards_[i]->pool->extend(num_blocks);
       if (partial_index_ != nullptr) partial_index_->resize(num_blocks);
       if (!block_pins_.empty()) block_pins_.resize(static_cast<size_t>(num_blocks));
       if (!monitor_.filled.empty()) monitor_.filled.resize(static_cast<size_t>(num_blocks));
@@ -75,7 +74,7 @@ Status Cache::commit_resize(bool moves, pkv_stream stream, ResizePlan *plan) {
 
   StreamSlot slot = kNoStream;
   if (moves) {
-    PKV_TRY(backend_->check_not_capturing(stream));
+    PKV_TRY(check_not_capturing(stream));
     PKV_TRY(begin_stream(stream, &slot));
   }
   expire();
@@ -93,6 +92,7 @@ Status Cache::commit_resize(bool moves, pkv_stream stream, ResizePlan *plan) {
     if (blocks_.record(block).holders == 0) continue;
     return fail(PKV_BUSY, "cannot shrink to %" PRId64 " blocks without moving: block %d is held", num_blocks, block);
   }
+  if (extent == Extent::kChecks) return PKV_OK;
 
   if (moves) {
     // As many go as the rest has no room for, by the policy; all others move.
@@ -104,11 +104,14 @@ Status Cache::commit_resize(bool moves, pkv_stream stream, ResizePlan *plan) {
   }
   const int64_t num_moved = static_cast<int64_t>(plan->sources.size());
   blocks_.shrink(num_blocks, plan->sources.data(), num_moved, plan->destinations.data(), plan->new_blocks.data());
+  for (size_t i = 1; i < shards_.size(); ++i) shards_[i]->pool->cut(num_blocks, nullptr, 0, nullptr);  // all free there
+  const Status ordered = num_moved > 0 ? order_moves(*plan, slot) : PKV_OK;  // before sequences leave their streams
   remap_blocks(*plan, stream, slot);
   plan->is_committed = true;
   num_shrinks_.fetch_add(1, std::memory_order_relaxed);
   moved_blocks_ += num_moved;
   ++serial_;
+  if (ordered != PKV_OK) return mark_failed(ordered);
   if (num_moved > 0) PKV_TRY(move_blocks(*plan, stream, slot));
   streams_.forget_from(num_blocks);
   if (!monitor_.filled.empty()) monitor_.filled.resize(static_cast<size_t>(num_blocks));
@@ -117,21 +120,28 @@ Status Cache::commit_resize(bool moves, pkv_stream stream, ResizePlan *plan) {
   return record_ended_streams();
 }
 
-// K and V follow, behind everything that is queued on any stream; what uses the moved blocks later is behind the copies.
-// A failure leaves the cache unusable.
+// What moves goes behind everything that is queued on any stream, and what uses the moved blocks later behind the copies.
+Status Cache::order_moves(const ResizePlan &plan, StreamSlot slot) {
+  if (!streams_.is_several()) return PKV_OK;
+  const int64_t num_moved = static_cast<int64_t>(plan.sources.size());
+  StreamSet waits = StreamTable::all();
+  streams_.begin_writing(plan.destinations.data(), num_moved, &waits);
+  streams_.note_written(plan.destinations.data(), num_moved, slot);
+  streams_.note_used(plan.destinations.data(), num_moved, slot);
+  return streams_.order_behind(slot, waits);
+}
+
+// K and V follow. A failure leaves the cache unusable.
 Status Cache::move_blocks(const ResizePlan &plan, pkv_stream stream, StreamSlot slot) {
   const int64_t num_moved = static_cast<int64_t>(plan.sources.size());
-  const CopyBlocksParams params = {pool_->base(), layout_.block_bytes(), plan.sources.data(), plan.destinations.data(),
-                                   num_moved, true};
   try {
-    if (streams_.is_several()) {
-      StreamSet waits = StreamTable::all();
-      streams_.begin_writing(plan.destinations.data(), num_moved, &waits);
-      PKV_TRY(order_behind(slot, waits));
-      streams_.note_written(plan.destinations.data(), num_moved, slot);
-      streams_.note_used(plan.destinations.data(), num_moved, slot);
+    Status status = PKV_OK;
+    for (int32_t i = 0; i < num_devices() && status == PKV_OK; ++i) {
+      const CopyBlocksParams params = {shard(i).pool->base(),    shard(i).plan.layout.block_bytes(),
+                                       plan.sources.data(),      plan.destinations.data(),
+                                       num_moved,                true};
+      status = shard(i).backend->copy_blocks(params, stream_of(stream, i));
     }
-    Status status = backend_->copy_blocks(params, stream);
     if (status == PKV_OK) status = streams_.finish_use(slot);
     return status == PKV_OK ? status : mark_failed(status);
   } catch (const std::bad_alloc &) {

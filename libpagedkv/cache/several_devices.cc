@@ -24,6 +24,17 @@ Status Cache::check_layer_on(int32_t device_index, int32_t layer) const {
               shard(holder).backend->device(), device_index, shard(device_index).backend->device());
 }
 
+// The first pool keeps account of the blocks of all; what the others have is as many.
+Status Cache::check_shards() const {
+  for (size_t i = 1; i < shards_.size(); ++i) {
+    const Pool &pool = *shards_[i]->pool;
+    if (pool.num_blocks() == num_blocks() && pool.num_free() == num_blocks()) continue;
+    return fail(PKV_INTERNAL, "%s has %" PRId64 " blocks, %" PRId64 " of them free, but the cache has %" PRId64,
+                shards_[i]->backend->device(), pool.num_blocks(), pool.num_free(), num_blocks());
+  }
+  return PKV_OK;
+}
+
 Status Cache::take_over(Cache *other, pkv_sequence id, pkv_stream other_stream, pkv_stream stream, pkv_sequence *out) {
   PKV_TRY(check_usable());
   PKV_TRY(other->check_usable());

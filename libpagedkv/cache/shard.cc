@@ -75,16 +75,26 @@ struct PlaneView {
   uint64_t offset, token_stride, head_stride;
 };
 
-// Calls copy(offset in the whole block, offset in the part, bytes) for each row of (token, head) of the part.
+// Calls copy(offset in the whole block, offset in the part, bytes) for the rows of (token, head) of the part, for runs of
+// them where they lie side by side on both sides.
 template <class Copy>
 void visit_rows(const Layout &whole, const ShardPlan &plan, Copy copy) {
-  const int32_t num_heads = plan.layout.num_kv_heads(), block_size = plan.layout.block_size();
+  const uint64_t num_heads = static_cast<uint64_t>(plan.layout.num_kv_heads());
+  const uint64_t block_size = static_cast<uint64_t>(plan.layout.block_size());
   const auto visit_plane = [&](const PlaneView &from, const PlaneView &to, uint64_t bytes) {
-    for (int32_t token = 0; token < block_size; ++token) {
-      for (int32_t head = 0; head < num_heads; ++head) {
-        const uint64_t t = static_cast<uint64_t>(token), h = static_cast<uint64_t>(head);
-        copy(from.offset + t * from.token_stride + (h + static_cast<uint64_t>(plan.first_kv_head)) * from.head_stride,
-             to.offset + t * to.token_stride + h * to.head_stride, bytes);
+    // The inner of the two loops is the one whose rows are next to each other.
+    const bool has_inner_heads = from.token_stride >= from.head_stride;
+    const uint64_t inner_count = has_inner_heads ? num_heads : block_size;
+    const uint64_t outer_count = has_inner_heads ? block_size : num_heads;
+    const auto inner = [&](const PlaneView &view) { return has_inner_heads ? view.head_stride : view.token_stride; };
+    const auto outer = [&](const PlaneView &view) { return has_inner_heads ? view.token_stride : view.head_stride; };
+    const uint64_t first = from.offset + static_cast<uint64_t>(plan.first_kv_head) * from.head_stride;
+    const bool is_run = inner(from) == bytes && inner(to) == bytes;
+    const uint64_t run = is_run ? inner_count * bytes : bytes;
+    if (is_run && outer(from) == run && outer(to) == run) return copy(first, to.offset, outer_count * run);
+    for (uint64_t i = 0; i < outer_count; ++i) {
+      for (uint64_t j = 0; j < (is_run ? 1 : inner_count); ++j) {
+        copy(first + i * outer(from) + j * inner(from), to.offset + i * outer(to) + j * inner(to), run);
       }
     }
   };

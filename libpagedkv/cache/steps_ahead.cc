@@ -10,7 +10,7 @@
 namespace pkv {
 
 Status Cache::settle_steps(Step *step, const int64_t *counts, int64_t num_sequences, const int64_t *tokens,
-                           int64_t num_tokens) {
+                           int64_t num_tokens, Extent extent) {
   PKV_TRY(check_usable());
   if (step->serial == 0 || step->steps_ahead == 0) {
     return fail(PKV_INVALID_ARGUMENT, "the batch has no steps ahead to settle");
@@ -46,6 +46,7 @@ Status Cache::settle_steps(Step *step, const int64_t *counts, int64_t num_sequen
     bool are_known = false;
     PKV_TRY(check_step_tokens(tokens, num_tokens, &are_known));
   }
+  if (extent == Extent::kChecks) return PKV_OK;
 
   ++serial_;
   for (int64_t i = 0; i < num_sequences; ++i) {

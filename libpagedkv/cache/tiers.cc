@@ -39,10 +39,10 @@ std::unique_ptr<DiskFile> Cache::open_disk_file(CacheOptions *options, DiskHeade
 Status Cache::create_tiers(const CacheOptions &options, std::unique_ptr<DiskFile> file, DiskHeader header, bool is_new) {
   const TierOptions &tiers = options.tiers;
   if (tiers.num_host_slots == 0) return PKV_OK;
-  PKV_TRY(HostTier::create(backend_, *pool_,
+  PKV_TRY(HostTier::create(layout_, shards_,
                            {tiers.num_host_slots, layout_.block_size(), tiers.min_hits, tiers.recompute_tokens_per_second},
                            &host_tier_));
-  PKV_TRY(host_tier_->join(&streams_));
+  PKV_TRY(host_tier_->join(&device_streams_, &streams_));
   blocks_.set_tier(host_tier_.get());
   // Blocks outlive their namespace's record in the tiers: its epoch must not begin anew.
   blocks_.namespaces().keep_epochs();
@@ -166,6 +166,7 @@ Status Cache::take_tier_hits(Sequence *sequence) {
   std::memmove(table + first + count, table + first,
                sizeof(int32_t) * static_cast<size_t>(sequence->num_blocks - first));  // reserved blocks stay last
   const int32_t *next = restored_blocks_.data();
+  Status status = PKV_OK;  // a failure ends the copies; the books are kept to the end
   for (int64_t i = 0; i < count; ++i) {
     TierHit &hit = tier_hits_[static_cast<size_t>(i)];
     const bool is_restored = hit.block == kNoBlock;
@@ -173,7 +174,8 @@ Status Cache::take_tier_hits(Sequence *sequence) {
     table[first + i] = hit.block;
     if (first + i > 0) blocks_.set_child(table[first + i - 1], hit.block);
     if (!is_restored) continue;
-    PKV_TRY(restore_block(*sequence, first + i, hit.host_slot, false));
+    const Status own = restore_block(*sequence, first + i, hit.host_slot, false);
+    if (status == PKV_OK) status = own;
     (hit.disk_slot == kNoSlot ? host_tier_->counters().host_hit_tokens : host_tier_->counters().disk_hit_tokens) +=
         block_size;
     blocks_.eviction().count_hit(hit.block);
@@ -183,11 +185,11 @@ Status Cache::take_tier_hits(Sequence *sequence) {
   sequence->settled_length = sequence->num_cached_tokens = sequence->step_start = sequence->length;
   sequence->has_unordered_hits = true;
   ++sequence->table_version;
-  return flush_restored();
+  return status == PKV_OK ? flush_restored() : status;
 }
 
 // The block at a table entry, new and held, gets what a held slot has: its tokens, its hash, its bytes (by the next
-// flush()). The slot is held no more.
+// flush(), unless the cache has failed). The slot is held no more.
 Status Cache::restore_block(const Sequence &sequence, int64_t block_index, int32_t host_slot, bool was_stale) {
   const int32_t block = sequence.table[block_index];
   const HostSlot &slot = host_tier_->slot(host_slot);
@@ -199,7 +201,7 @@ Status Cache::restore_block(const Sequence &sequence, int64_t block_index, int32
     blocks_.set_hash(block, slot.key.parent, slot.key.hash, was_stale);
     note_registered(block, slot.key.parent);
   }
-  const Status status = host_tier_->add_copy(block, host_slot, false);
+  const Status status = is_failed_ ? PKV_DEVICE_ERROR : host_tier_->add_copy(block, host_slot, false);
   host_tier_->release(host_slot);
   return status == PKV_OK ? status : mark_failed(status);
 }
@@ -272,7 +274,7 @@ int64_t Cache::probe_tiers(const Chain &chain, int64_t num_hit, Hash128 previous
 Status Cache::flush_tiers() {
   PKV_TRY(check_usable());
   if (host_tier_ == nullptr) return PKV_OK;
-  PKV_TRY(host_tier_->queue().wait(host_tier_->queue().last_ticket()));
+  PKV_TRY(host_tier_->transfers().wait(host_tier_->transfers().last_ticket()));
   return disk_tier_ == nullptr ? PKV_OK : disk_tier_->flush();
 }
 
@@ -298,8 +300,8 @@ void Cache::get_tier_stats(pkv_cache_stats *out) const {
   out->skipped_offloads = counters.skipped;
   out->host_tier_evictions = counters.host_evictions;
   out->offloaded_sequences = counters.offloaded_sequences;
-  out->offload_rate = static_cast<int64_t>(host_tier_->queue().rate_to_host());
-  out->restore_rate = static_cast<int64_t>(host_tier_->queue().rate_to_device());
+  out->offload_rate = static_cast<int64_t>(host_tier_->transfers().rate(true));
+  out->restore_rate = static_cast<int64_t>(host_tier_->transfers().rate(false));
   if (disk_tier_ == nullptr) return;
   out->is_disk_tier_on = disk_tier_->is_on();
   out->disk_tier_blocks = disk_tier_->num_slots();

@@ -46,7 +46,7 @@ cdef int enter_kernel(Cache cache, object batch) except -1:
     (<Batch> batch).require_open()
     if (<Batch> batch)._cache is not cache:
         raise InvalidArgumentError("batch belongs to another cache")
-    if cache._is_resizing:
+    if cache.root()._is_resizing:
         raise BusyError("the cache is being resized by another thread")
     return (<Batch> batch).require_still()
 

@@ -26,8 +26,10 @@ cdef class Batch:
     cdef Batch take_part(self, int32_t index)
     cdef int require_open(self) except -1
     cdef int require_still(self) except -1
+    cdef int require_idle(self) except -1
     cdef int enter(self) except -1
     cdef int enter_step(self) except -1
+    cdef int64_t count_items(self) except -1
     cdef int require_unused(self) except -1
     cdef int discard(self) except -1
     cdef int get_info(self, pkv_batch_info *out) except -1

@@ -13,21 +13,20 @@ import weakref
 import numpy
 
 from pagedkv._arrays cimport (
-    IntView, as_int32, as_int64, as_positive, as_stream, describe, release_ints, view_ints, wrap_array)
+    IntView, as_int32, as_int64, as_positive, describe, release_ints, view_ints, wrap_array)
 from pagedkv._devices cimport take_streams
 from pagedkv._device_table cimport DeviceTable
 from pagedkv._errors import BusyError, InvalidArgumentError, NotFoundError
 from pagedkv._errors cimport check
 from pagedkv._sequence cimport Sequence
-from pagedkv._tensors cimport DEVICE_CUDA, DEVICE_HOST, TensorView, as_tensor
+from pagedkv._steps import advance, get_advanced, settle
 from pagedkv.abi cimport (
     PKV_BLOCK_POINTERS, PKV_BLOCK_TABLE, PKV_CU_SEQLENS_Q, PKV_FORMAT_CSR, PKV_FORMAT_POINTERS, PKV_FORMAT_TABLE,
     PKV_INDICES, PKV_INDPTR, PKV_LAST_BLOCK_LEN, PKV_OFF, PKV_ON, PKV_POSITIONS, PKV_SEQ_LENS, PKV_SEQUENCE_PLACES,
     PKV_SLOT_MAPPING, PKV_TOKEN_PLACES,
-    PKV_INT32, PKV_OK, PKV_TABLES_DEVICE, PKV_TABLES_MAPPED, pkv_array, pkv_batch_advance, pkv_batch_create,
-    pkv_batch_destroy, pkv_batch_discard, pkv_batch_get_advanced, pkv_batch_get_device_table, pkv_batch_get_info,
-    pkv_batch_get_part, pkv_batch_get_shard_table, pkv_batch_get_table, pkv_batch_options, pkv_batch_prepare,
-    pkv_batch_settle, pkv_prepare_options, pkv_status, pkv_stream, pkv_table_memory, pkv_tensor)
+    PKV_INT32, PKV_OK, PKV_TABLES_DEVICE, PKV_TABLES_MAPPED, pkv_array, pkv_batch_create, pkv_batch_destroy,
+    pkv_batch_discard, pkv_batch_get_device_table, pkv_batch_get_info, pkv_batch_get_part, pkv_batch_get_shard_table,
+    pkv_batch_get_table, pkv_batch_options, pkv_batch_prepare, pkv_prepare_options, pkv_status, pkv_table_memory)
 
 cdef extern from *:
     """
@@ -152,10 +151,20 @@ One step's view of a cache, made by Cache.batch(): tables at fixed addresses, re
             raise BusyError("the batch is being prepared by another thread")
         return 0
 
-    cdef int enter(self) except -1:
-        self.require_open()
+    cdef int require_idle(self) except -1:
+        # No other thread prepares it, or is in a step of it, of its whole or of a part.
+        self.require_still()
         if self._is_preparing:
-            raise BusyError("the batch is being prepared by another thread")
+            raise BusyError("another thread is in a step of the batch")
+        if self._parts is not None:
+            for reference in self._parts:
+                part = reference() if reference is not None else None
+                if part is not None and (<Batch> part)._is_preparing:
+                    raise BusyError("another thread is in a step of a part of the batch")
+        return 0
+
+    cdef int enter(self) except -1:
+        self.require_idle()
         return self._cache.enter()
 
     cdef int require_unused(self) except -1:
@@ -280,83 +289,21 @@ One step's view of a cache, made by Cache.batch(): tables at fixed addresses, re
 
     cdef int enter_step(self) except -1:
         # What changes or reads the step of the batch, beside a mutation of the cache.
-        self.require_open()
         self._cache.require_open()
-        if self._is_preparing:
-            raise BusyError("the batch is being prepared by another thread")
-        if self._num_kernels > 0:
+        self.require_idle()
+        if self.root()._num_kernels > 0:
             raise BusyError("the batch is read by a running kernel")
         return 0
 
-    def advance(self, is_active=None, stream=0):
-        """Queues the tables of the next step, made by the device from those of the last one: every active sequence has a
-        token more. Behind a prepare with steps_ahead, at most so often; may be captured in a CUDA graph.
+    cdef int64_t count_items(self) except -1:
+        # Sequences of the last prepare, without padding.
+        if self._whole is None:
+            return self._num_items
+        return numpy.count_nonzero(numpy.asarray(self.sequence_places) >= 0)
 
-        is_active: bool or int32 [num_sequences, padding included] on the device of the cache; None for all. A sequence
-        that is not active, or that has no room left, keeps its length and gets slot -1: write_kv skips it, and its row
-        of attend is to be ignored."""
-        cdef pkv_stream handle = NULL
-        cdef pkv_status status
-        cdef TensorView view = None
-        cdef const pkv_tensor *tensor = NULL
-        self.enter_step()
-        as_stream(stream, &handle)
-        if is_active is not None:
-            view = as_tensor(is_active, "is_active", PKV_INT32, False)
-            if view.device == (DEVICE_CUDA if self._cache._is_host else DEVICE_HOST):
-                raise InvalidArgumentError(f"is_active is not in memory of {self._cache.device}")
-            tensor = &view.tensor
-        self.enter_step()  # again: reading the array may have run Python code
-        self._is_preparing = True
-        with nogil:
-            status = pkv_batch_advance(self._batch, tensor, handle)
-        self._is_preparing = False
-        check(status)
+    # ---- Steps without the host, by functions of another file
 
-    def get_advanced(self, stream=0):
-        """Waits for the stream; returns (counts, num_refused): int64 [sequences of the prepare], how many tokens each got
-        by advance(), and how often an active one had no room."""
-        cdef pkv_stream handle = NULL
-        cdef pkv_status status
-        cdef int64_t[::1] counts
-        cdef int64_t num_refused = 0
-        cdef int64_t count = self._num_items
-        self.enter_step()
-        as_stream(stream, &handle)
-        result = numpy.zeros(count, numpy.int64)
-        counts = result
-        self.enter_step()
-        self._is_preparing = True
-        with nogil:
-            status = pkv_batch_get_advanced(self._batch, count, handle, &counts[0] if count > 0 else NULL, &num_refused)
-        self._is_preparing = False
-        check(status)
-        return result, num_refused
-
-    def settle(self, counts, tokens=None):
-        """Appends counts[i] tokens, that the device has stepped over by itself, to the sequences of the prepare: all or
-        none, no block is taken or copied. tokens: flat, -1 for one that is not known, None if none is."""
-        cdef IntView count_view, token_view
-        cdef pkv_status status
-        cdef Cache cache = self._cache
-        memset(&count_view, 0, sizeof(count_view))
-        memset(&token_view, 0, sizeof(token_view))
-        try:
-            view_ints(counts, "counts", sizeof(int64_t), &count_view)
-            if tokens is not None:
-                view_ints(tokens, "tokens", sizeof(int64_t), &token_view)
-            self.enter()
-            if self._num_kernels > 0:
-                raise BusyError("the batch is read by a running kernel")
-            cache._is_busy = self._is_preparing = True
-            with nogil:
-                status = pkv_batch_settle(self._batch, <const int64_t *> count_view.data, count_view.count,
-                                          <const int64_t *> token_view.data, token_view.count)
-            cache._is_busy = self._is_preparing = False
-            check(status)
-        finally:
-            release_ints(&count_view)
-            release_ints(&token_view)
+    advance, get_advanced, settle = advance, get_advanced, settle
 
     cdef int discard(self) except -1:
         self.enter()

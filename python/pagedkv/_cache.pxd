@@ -25,7 +25,7 @@ cdef class Cache:
     cdef bint _is_busy
     cdef Py_ssize_t _num_kernels # running without the GIL
     cdef Py_ssize_t _num_views   # exported buffers
-    cdef Py_ssize_t _num_resizes # being prepared, without the GIL
+    cdef Py_ssize_t _num_resizes # being prepared, without the GIL; of parts too
     cdef bint _is_resizing       # likewise: blocks come or go
     cdef pkv_sequence *_dropped  # ids whose Sequence went away while the cache was busy
     cdef Py_ssize_t _num_dropped

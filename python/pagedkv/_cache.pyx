@@ -562,7 +562,7 @@ Token sequences over blocks of one device, with a prefix cache.
     def __getbuffer__(self, Py_buffer *buffer, int flags):
         if self._cache == NULL or not self._is_host:
             raise BufferError("cache is closed" if self._cache == NULL else f"the cache's memory is on {self.device}")
-        if self._is_resizing:
+        if self.root()._is_resizing:
             raise BufferError("the cache is being resized")
         if self._num_devices > 1:
             raise BufferError("the cache's memory is on several devices: shards has the address of each part")
@@ -580,7 +580,7 @@ Token sequences over blocks of one device, with a prefix cache.
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
         """The blocks as uint8 [num_blocks, block_bytes]; close() and resize() raise BusyError while they are in use."""
         self.require_open()
-        if self._is_resizing:
+        if self.root()._is_resizing:
             raise BufferError("the cache is being resized")
         if self._num_devices > 1:
             raise BufferError("the cache's memory is on several devices: shards has the address of each part")

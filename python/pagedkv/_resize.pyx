@@ -4,8 +4,9 @@ cimport cython
 from libc.stdint cimport int64_t
 from libc.string cimport memset
 
-from pagedkv._arrays cimport as_positive, as_stream
+from pagedkv._arrays cimport as_positive
 from pagedkv._cache cimport Cache
+from pagedkv._devices cimport find_live_parts, take_streams
 from pagedkv._errors import BusyError, InvalidArgumentError
 from pagedkv._errors cimport check
 from pagedkv.abi cimport (
@@ -13,30 +14,40 @@ from pagedkv.abi cimport (
     pkv_resize_prepare, pkv_status, pkv_stream)
 
 
-cdef int read_options(move, stream, pkv_resize_options *out) except -1:
+cdef object read_options(Cache cache, move, stream, pkv_resize_options *out):
+    # What is returned keeps the streams.
     cdef pkv_stream handle = NULL
-    as_stream(stream, &handle)
+    streams = take_streams(cache, stream, &handle)
     memset(out, 0, sizeof(out[0]))
     out.struct_size = sizeof(out[0])
     out.move = PKV_ON if move else PKV_OFF
     out.stream = handle
-    return 0
+    return streams
+
+
+cdef list list_concerned(Cache cache):
+    # The cache, and the handles of the whole and of parts that show the same blocks.
+    if cache._whole is not None:
+        return [cache, cache._whole]
+    return [cache] + (find_live_parts(cache) if cache._parts is not None else [])
 
 
 cdef int require_safe(Cache cache) except -1:
     # Nothing may look at blocks while they go.
     cache.enter()
-    if cache._num_kernels > 0:
-        raise BusyError("resize while kernels are running")
-    if cache._num_views > 0:
-        raise BusyError(f"resize while {cache._num_views} views of the cache's memory live")
+    for one in list_concerned(cache):
+        if (<Cache> one)._num_kernels > 0:
+            raise BusyError("resize while kernels are running")
+        if (<Cache> one)._num_views > 0:
+            raise BusyError(f"resize while {(<Cache> one)._num_views} views of the cache's memory live")
     return 0
 
 
 cdef int update_size(Cache cache) except -1:
     cdef pkv_cache_stats stats
-    cache.get_stats(&stats)
-    cache._num_blocks = stats.num_blocks
+    for one in list_concerned(cache):
+        (<Cache> one).get_stats(&stats)
+        (<Cache> one)._num_blocks = stats.num_blocks
     return 0
 
 
@@ -50,13 +61,14 @@ def resize(Cache self, num_blocks, move=False, stream=0):
     stale. BusyError while kernels run or views of the memory live."""
     cdef int64_t count = as_positive(num_blocks, "num_blocks")
     cdef pkv_resize_options options
+    cdef Cache root = self.root()
     cdef pkv_status status
-    read_options(move, stream, &options)
+    streams = read_options(self, move, stream, &options)
     require_safe(self)
-    self._is_busy = self._is_resizing = True
+    self._is_busy = root._is_resizing = True
     with nogil:
         status = pkv_cache_resize(self._cache, count, &options)
-    self._is_busy = self._is_resizing = False
+    self._is_busy = root._is_resizing = False
     check(status)
     update_size(self)
 
@@ -66,14 +78,15 @@ def prepare_resize(Cache self, num_blocks):
     uses the cache. The result's commit() makes the change. One resize at a time: a second one is BusyError."""
     cdef int64_t count = as_positive(num_blocks, "num_blocks")
     cdef PreparedResize prepared = PreparedResize.__new__(PreparedResize)
+    cdef Cache root = self.root()
     cdef pkv_status status
     self.require_open()
     prepared._cache = self
     prepared.num_blocks = count
-    self._num_resizes += 1
+    root._num_resizes += 1
     with nogil:
         status = pkv_resize_prepare(self._cache, count, &prepared._resize)
-    self._num_resizes -= 1
+    root._num_resizes -= 1
     check(status)
     return prepared
 
@@ -105,14 +118,16 @@ cdef class PreparedResize:
         """Makes the change, as Cache.resize() describes it: quick, by the thread that uses the cache, between two steps.
         What was refused may be tried again. It stays prepared until close()."""
         cdef pkv_resize_options options
+        cdef Cache root
         cdef pkv_status status
-        read_options(move, stream, &options)
         self._require_open()
+        root = self._cache.root()
+        streams = read_options(self._cache, move, stream, &options)
         require_safe(self._cache)
-        self._is_busy = self._cache._is_busy = self._cache._is_resizing = True
+        self._is_busy = self._cache._is_busy = root._is_resizing = True
         with nogil:
             status = pkv_resize_commit(self._resize, &options)
-        self._is_busy = self._cache._is_busy = self._cache._is_resizing = False
+        self._is_busy = self._cache._is_busy = root._is_resizing = False
         check(status)
         self.is_committed = True
         update_size(self._cache)

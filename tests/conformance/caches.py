@@ -6,10 +6,17 @@ import pytest
 
 import pagedkv
 
+from .places import find_place
+
+
+def make_layout(device, block_size=4):
+    """Small; over several devices as many layers and heads as there are."""
+    count = len(find_place(device).get("devices", [0]))
+    return pagedkv.Layout(num_layers=count, num_kv_heads=count, head_dim=8, dtype="float32", block_size=block_size)
+
 
 def make_cache(device, num_blocks, block_size=4, **options):
-    layout = pagedkv.Layout(num_layers=1, num_kv_heads=1, head_dim=8, dtype="float32", block_size=block_size)
-    return pagedkv.Cache(layout, num_blocks=num_blocks, device=device, **options)
+    return pagedkv.Cache(make_layout(device, block_size), num_blocks=num_blocks, **find_place(device), **options)
 
 
 def ids(tokens):

@@ -6,6 +6,7 @@ import pagedkv
 
 from . import arrays, dtypes
 from .caches import ids
+from .places import arrays_at, cut_rows, find_place
 
 NUM_LAYERS, NUM_HEADS, HEAD_DIM, V_HEAD_DIM = 2, 2, 16, 8
 
@@ -43,9 +44,9 @@ class MarkedCache:
                  max_tokens=256, max_sequences=16, formats=("table",), **options):
         layout = dict(num_kv_heads=NUM_HEADS, head_dim=HEAD_DIM, v_head_dim=V_HEAD_DIM, dtype=dtype,
                       block_size=block_size, order=order, kv_scales=kv_scales)
-        self.cache = pagedkv.Cache(pagedkv.Layout(num_layers=NUM_LAYERS, **layout), num_blocks=num_blocks, device=device,
-                                   **options)
-        self.arrays, self.dtype, self.block_size = arrays.for_device(device), dtype, block_size
+        self.cache = pagedkv.Cache(pagedkv.Layout(num_layers=NUM_LAYERS, **layout), num_blocks=num_blocks,
+                                   **find_place(device), **options)
+        self.arrays, self.dtype, self.block_size = arrays_at(device), dtype, block_size
         self.format = arrays.BlockFormat(num_layers=NUM_LAYERS, **layout)
         self.batch = self.cache.batch(max_sequences=max_sequences, max_tokens=max_tokens, formats=formats)
         self.window, self.sinks = options.get("window"), options.get("sinks", 0)
@@ -96,8 +97,9 @@ class MarkedCache:
         if not new_k:
             return
         for layer in range(NUM_LAYERS):
-            self.cache.write_kv(layer, self.batch, self.arrays.put(np.stack([k[layer] for k in new_k])),
-                                self.arrays.put(np.stack([v[layer] for v in new_v])))
+            k, v = np.stack([k[layer] for k in new_k]), np.stack([v[layer] for v in new_v])
+            for (index, own_k), (_, own_v) in zip(cut_rows(self.cache, layer, k), cut_rows(self.cache, layer, v)):
+                self.cache.write_kv(layer, self.batch, self.arrays.put(own_k), self.arrays.put(own_v), shard=index)
 
     def gather(self, sequences):
         """K and V of every sequence as float32: [(k [layers, length, heads, dim], v)]."""
@@ -106,10 +108,13 @@ class MarkedCache:
         for index, seq in enumerate(sequences):
             planes = []
             for layer in range(NUM_LAYERS):
-                k = self.arrays.put(np.zeros((seq.length, NUM_HEADS, HEAD_DIM), np.float32))
-                v = self.arrays.put(np.zeros((seq.length, NUM_HEADS, V_HEAD_DIM), np.float32))
-                self.cache.gather_kv(layer, self.batch, index, 0, seq.length, k=k, v=v)
-                planes.append((self.arrays.get(k), self.arrays.get(v)))
+                k = np.zeros((seq.length, NUM_HEADS, HEAD_DIM), np.float32)
+                v = np.zeros((seq.length, NUM_HEADS, V_HEAD_DIM), np.float32)
+                for (shard, to_k), (_, to_v) in zip(cut_rows(self.cache, layer, k), cut_rows(self.cache, layer, v)):
+                    own_k, own_v = self.arrays.put(to_k), self.arrays.put(to_v)
+                    self.cache.gather_kv(layer, self.batch, index, 0, seq.length, k=own_k, v=own_v, shard=shard)
+                    to_k[:], to_v[:] = self.arrays.get(own_k), self.arrays.get(own_v)
+                planes.append((k, v))
             result.append((np.stack([k for k, _ in planes]), np.stack([v for _, v in planes])))
         return result
 

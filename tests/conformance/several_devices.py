@@ -40,6 +40,9 @@ class CudaArrays:
             self.cupy.cuda.Device(self.ordinal).synchronize()
             return self.cupy.asnumpy(array)
 
+    def get_table(self, table):
+        return self.get(self.cupy.asarray(table))
+
 
 def arrays_of(device):
     return HostArrays() if device.startswith("host") else CudaArrays(int(device.removeprefix("cuda:")))
@@ -178,7 +181,8 @@ class Pair:
         for side in self.sides:
             side.cache.check()
         counters = [{key: value for key, value in side.cache.stats().items()
-                     if key not in ("block_bytes", "base", "device", "device_free_bytes", "uploaded_bytes")}
+                     if key not in ("block_bytes", "base", "device", "device_free_bytes", "uploaded_bytes")
+                     and not key.endswith("_rate")}
                     for side in self.sides]
         assert counters[0] == counters[1]
         blocks = [[np.asarray(seq.blocks).tolist() for seq in side.sequences] for side in self.sides]

@@ -13,6 +13,7 @@ import pytest
 import pagedkv
 
 from .caches import count_hit, ids, open_with
+from .places import SHARDED, device  # noqa: F401 (a fixture: every test runs over several devices, too)
 from .test_host_tier import make_marked, make_tiered
 
 HEADER_BYTES = 4096
@@ -76,6 +77,24 @@ def test_a_later_process_finds_them(device, path):
     again.check(hits)
     assert again.cache.stats()["disk_hit_tokens"] == 24
     assert again.cache.explain(int(hits[0].seq.blocks[0]))["is_in_disk_tier"] is True
+
+
+@pytest.mark.parametrize("dtype, kv_scales, order", [("float32", "static", "token_head"), ("int8", "token_head", "head_token")])
+@pytest.mark.parametrize("first, second", [("host", SHARDED[0]), (SHARDED[0], SHARDED[1]), (SHARDED[1], "host")])
+def test_a_file_is_of_the_whole_model(path, first, second, dtype, kv_scales, order):
+    """Written over some devices and read over others."""
+    options = {"dtype": dtype, "kv_scales": kv_scales, "order": order}
+    world = make_disk(first, path, **options)
+    prompts = fill(world, 3)
+    written = [(k.copy(), v.copy()) for k, v in world.gather([world.open(prompt).seq for prompt in prompts])]
+    world.cache.close()
+    again = make_disk(second, path, **options)
+    hits = [again.cache.open(ids(prompt)) for prompt in prompts]
+    assert [hit.num_cached_tokens for hit in hits] == [8] * 3 and again.cache.stats()["disk_hit_tokens"] == 24
+    for (k, v), (there_k, there_v) in zip(written, again.gather(hits)):
+        np.testing.assert_array_equal(k, there_k)
+        np.testing.assert_array_equal(v, there_v)
+    again.cache.check()
 
 
 def test_its_own_name_of_the_seed(device, path):

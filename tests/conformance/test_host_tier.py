@@ -4,17 +4,14 @@ import pytest
 
 import pagedkv
 
-from . import arrays
-from .caches import count_hit, count_states, ids, make_cache, open_with, refused
+from .caches import count_hit, count_states, ids, make_cache, make_layout, open_with, refused
 from .marked import MarkedCache
-
-
-def block_bytes_of(block_size=4):
-    return pagedkv.Layout(num_layers=1, num_kv_heads=1, head_dim=8, dtype="float32", block_size=block_size).block_bytes
+from .places import arrays_at, device, find_place  # noqa: F401 (a fixture: every test runs over several devices, too)
 
 
 def make_tiered(device, num_blocks, num_slots, **options):
-    return make_cache(device, num_blocks, host_tier=num_slots * block_bytes_of(options.get("block_size", 4)), **options)
+    block_bytes = make_layout(device, options.get("block_size", 4)).block_bytes
+    return make_cache(device, num_blocks, host_tier=num_slots * block_bytes, **options)
 
 
 def make_marked(device, num_blocks, num_slots, **options):
@@ -22,7 +19,8 @@ def make_marked(device, num_blocks, num_slots, **options):
     plain = MarkedCache(device, 1, **{key: value for key, value in options.items()
                                       if key in ("block_size", "dtype", "kv_scales", "order")})
     assert bytes_of[plain.dtype]
-    return MarkedCache(device, num_blocks, host_tier=num_slots * plain.format.block_bytes, **options)
+    slot_bytes = sum(part["block_bytes"] for part in plain.cache.shards)
+    return MarkedCache(device, num_blocks, host_tier=num_slots * slot_bytes, **options)
 
 
 def test_an_evicted_prefix_is_restored(device):
@@ -278,7 +276,7 @@ def test_what_is_cheaper_to_compute_is_let_go(device):
     for i in range(40):
         open_with(cache, range(100 * i, 100 * i + 9)).close()
         cache.evict(8)
-        arrays.for_device(device).wait()  # a rate is known when its copy is over
+        arrays_at(device).wait()  # a rate is known when its copy is over
     stats = cache.stats()
     # The first is copied to learn the rate; then one in 65 is, to learn whether it has changed.
     assert 2 <= stats["offloaded_blocks"] < 10 and stats["skipped_offloads"] == 80 - stats["offloaded_blocks"]
@@ -310,7 +308,7 @@ def test_statistics_as_text(device):
 
 
 def test_options_are_checked(device):
-    one = block_bytes_of()
+    one = make_layout(device).block_bytes
     for wrong, word in [(dict(host_tier=one - 1), "less than one block"), (dict(host_tier="much"), "host_tier"),
                         (dict(host_tier=0), "at least one byte"), (dict(host_tier=1.5), "host_tier"),
                         (dict(host_tier=one, tier_min_hits=-1), "tier_min_hits"),
@@ -325,13 +323,6 @@ def test_options_are_checked(device):
             make_cache(device, 4, **wrong)
     with pytest.raises(pagedkv.OutOfMemoryError):
         make_cache(device, 4, host_tier=(1 << 31) * one if one > 1 << 20 else "4000TiB")
-
-
-def test_several_devices_have_no_tier():
-    layout = pagedkv.Layout(num_layers=2, num_kv_heads=2, head_dim=8, dtype="float32", block_size=4)
-    for shard in ("heads", "layers", "sequences"):
-        with pytest.raises(pagedkv.UnsupportedError, match="one device"):
-            pagedkv.Cache(layout, num_blocks=4, devices=["host", "host"], shard=shard, host_tier=4 * layout.block_bytes)
 
 
 def test_a_recording_is_refused(device, tmp_path):
@@ -358,9 +349,10 @@ def test_blocks_travel_whole(device, dtype, kv_scales):
 def test_blocks_of_any_size_travel_whole(device, num_heads, dim, num_blocks):
     """From 512 bytes to 256 KiB, more than one transfer of them: on a device small ones are copied in another way than
     large ones. What nobody asked for stays as it is."""
-    layout = pagedkv.Layout(num_layers=1, num_kv_heads=num_heads, head_dim=dim, dtype="bfloat16", block_size=16)
-    cache = pagedkv.Cache(layout, num_blocks=num_blocks + 3, device=device, host_tier=num_blocks * layout.block_bytes)
-    memory = arrays.for_device(device)
+    count = len(find_place(device).get("devices", [0]))
+    layout = pagedkv.Layout(num_layers=count, num_kv_heads=count * num_heads, head_dim=dim, dtype="bfloat16", block_size=16)
+    cache = pagedkv.Cache(layout, num_blocks=num_blocks + 3, host_tier=num_blocks * layout.block_bytes, **find_place(device))
+    memory = arrays_at(device)
     rng = np.random.default_rng(num_blocks)
     content = rng.integers(0, 256, (num_blocks + 3, layout.block_bytes), np.uint8)
     tokens = np.arange(16 * num_blocks + 1)

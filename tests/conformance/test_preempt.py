@@ -5,6 +5,7 @@ import pytest
 import pagedkv
 
 from .caches import count_states, ids, make_cache, open_with, refused
+from .places import device  # noqa: F401 (a fixture: every test runs over several devices, too)
 from .test_host_tier import make_marked, make_tiered
 
 

@@ -494,15 +494,3 @@ def test_tiers_stay(device, move, tier_min_hits):
     cache.resize(16)
     cache.check()
     assert marked.open(prompts[0]).seq.length == 12
-
-
-@pytest.mark.parametrize("shard", ["heads", "sequences"])
-def test_several_devices_stay(shard):
-    layout = pagedkv.Layout(num_layers=2, num_kv_heads=2, head_dim=8, dtype="float32", block_size=4)
-    with pytest.raises(pagedkv.UnsupportedError):
-        pagedkv.Cache(layout, num_blocks=8, devices=["host:0", "host:1"], shard=shard, max_num_blocks=16)
-    with pagedkv.Cache(layout, num_blocks=8, devices=["host:0", "host:1"], shard=shard) as cache:
-        for each in (cache, *(cache.parts if shard == "sequences" else ())):
-            for call in (each.resize, each.prepare_resize):
-                with pytest.raises(pagedkv.UnsupportedError):
-                    call(4)

@@ -68,6 +68,7 @@ Driver::Driver(const uint8_t *data, size_t size) : bytes_(data, size) {
     setup_.has_partial_reuse = false;
     setup_.window = setup_.sinks = setup_.event_capacity = 0;
   }
+  if (bytes_.take_one_in(4)) setup_.num_devices = 2;
   pkv_layer_info layer;
   cache_ = setup_.create(&layer);
   if (bytes_.take_one_in(128)) {

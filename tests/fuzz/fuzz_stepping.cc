@@ -94,7 +94,8 @@ void Driver::advance() {
   tensor.dtype = PKV_INT32;
   tensor.ndim = 1;
   tensor.shape[0] = info.num_sequences;
-  REQUIRE(pkv_batch_advance(batch, &tensor, nullptr) == PKV_OK);
+  const std::vector<pkv_tensor> tensors(static_cast<size_t>(setup_.num_devices), tensor);
+  REQUIRE(pkv_batch_advance(batch, tensors.data(), nullptr) == PKV_OK);
   pkv_array slots = {};
   REQUIRE(pkv_batch_get_device_table(batch, PKV_SLOT_MAPPING, &slots) == PKV_OK);
   for (int64_t i = 0; i < slots.shape[0]; ++i) {

@@ -30,7 +30,7 @@ pkv_cache *Setup::create(pkv_layer_info *out_layer) const {
   pkv_layer_group group = {};
   group.struct_size = sizeof group;
   group.num_layers = 1;
-  group.num_kv_heads = 1;
+  group.num_kv_heads = 1;  // of a device
   group.head_dim = kHeadDim;
   group.dtype = PKV_FLOAT32;
   group.order = order;
@@ -42,6 +42,7 @@ pkv_cache *Setup::create(pkv_layer_info *out_layer) const {
   *out_layer = {};
   out_layer->struct_size = sizeof *out_layer;
   REQUIRE(pkv_layout_layer(&layout, 0, out_layer) == PKV_OK);
+  group.num_kv_heads = num_devices;
   pkv_rope rope = {};
   rope.struct_size = sizeof rope;
   rope.rotary_dim = kRotaryDim;
@@ -50,7 +51,14 @@ pkv_cache *Setup::create(pkv_layer_info *out_layer) const {
   options.layout = &layout;
   options.num_blocks = num_blocks;
   options.max_num_blocks = max_num_blocks;
-  options.device = "host";
+  const char *const devices[] = {"host:0", "host:1"};
+  if (num_devices == 1) {
+    options.device = "host";
+  } else {
+    options.devices = devices;
+    options.num_devices = num_devices;
+    options.shard = PKV_SHARD_HEADS;
+  }
   options.hash_seed = 1;
   options.prefix_caching = has_prefix_cache ? PKV_ON : PKV_OFF;
   options.eviction = eviction;
@@ -72,27 +80,47 @@ void Sequence::cut(int64_t length) {
   if (length <= num_exact) num_exact = INT64_MAX;
 }
 
-float *RowMemory::k(int32_t block, int64_t offset) const {
-  void *address = nullptr;
-  REQUIRE(pkv_cache_block_ptr(cache_, block, &address) == PKV_OK);
-  char *plane = static_cast<char *>(address) + layer_.k_offset;
-  return reinterpret_cast<float *>(plane) + offset * layer_.k_token_stride + kRotaryDim;
+RowMemory::RowMemory(pkv_cache *cache, const pkv_layer_info &layer) : cache_(cache), layer_(layer) {
+  do {
+    pkv_shard_info shard = {};
+    shard.struct_size = sizeof shard;
+    REQUIRE(pkv_cache_get_shard(cache, static_cast<int32_t>(shards_.size()), &shard) == PKV_OK);
+    shards_.push_back(shard);
+  } while (static_cast<int32_t>(shards_.size()) < shards_[0].num_devices);
 }
 
-float *RowMemory::v(int32_t block, int64_t offset) const {
+char *RowMemory::block_at(size_t device, int32_t block) const {
+  if (device > 0) {
+    return static_cast<char *>(shards_[device].base) + static_cast<uint64_t>(block) * shards_[device].block_bytes;
+  }
   void *address = nullptr;
   REQUIRE(pkv_cache_block_ptr(cache_, block, &address) == PKV_OK);
-  char *plane = static_cast<char *>(address) + layer_.v_offset;
-  return reinterpret_cast<float *>(plane) + offset * layer_.v_token_stride;
+  return static_cast<char *>(address);
 }
 
+float *RowMemory::k(char *block, int64_t offset) const {
+  return reinterpret_cast<float *>(block + layer_.k_offset) + offset * layer_.k_token_stride + kRotaryDim;
+}
+
+float *RowMemory::v(char *block, int64_t offset) const {
+  return reinterpret_cast<float *>(block + layer_.v_offset) + offset * layer_.v_token_stride;
+}
+
+// The rows of the devices are different ones.
 void RowMemory::write(int32_t block, int64_t offset, uint64_t row) const {
-  *k(block, offset) = k_value(row);
-  std::memcpy(v(block, offset), &row, sizeof row);
+  for (size_t device = 0; device < shards_.size(); ++device, row = ~row) {
+    char *memory = block_at(device, block);
+    *k(memory, offset) = k_value(row);
+    std::memcpy(v(memory, offset), &row, sizeof row);
+  }
 }
 
 bool RowMemory::holds(int32_t block, int64_t offset, uint64_t row) const {
-  return *k(block, offset) == k_value(row) && std::memcmp(v(block, offset), &row, sizeof row) == 0;
+  for (size_t device = 0; device < shards_.size(); ++device, row = ~row) {
+    char *memory = block_at(device, block);
+    if (*k(memory, offset) != k_value(row) || std::memcmp(v(memory, offset), &row, sizeof row) != 0) return false;
+  }
+  return true;
 }
 
 std::vector<int32_t> read_blocks(const pkv_cache *cache, pkv_sequence id) {

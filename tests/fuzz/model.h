@@ -20,8 +20,9 @@ namespace fuzz {
 
 constexpr int kNumNamespaces = 3;
 
-// What a cache is made with, all in one layer and one head of float32.
+// What a cache is made with, all in one layer of float32, with one head on each device.
 struct Setup {
+  int32_t num_devices = 1;
   int32_t block_size = 1;
   int64_t num_blocks = 1, max_num_blocks = 0;
   pkv_kv_order order = PKV_TOKEN_HEAD;
@@ -68,19 +69,22 @@ struct Transfer {
   Prompt prompt;               // that is received
 };
 
-// The row of a token stands in the first bytes of its V, and a part of it in those dims of its K that no rope turns.
+// The row of a token stands in the first bytes of its V, and a part of it in those dims of its K that no rope turns; on
+// every device.
 class RowMemory {
  public:
-  RowMemory(pkv_cache *cache, const pkv_layer_info &layer) : cache_(cache), layer_(layer) {}
+  RowMemory(pkv_cache *cache, const pkv_layer_info &layer);
   void write(int32_t block, int64_t offset, uint64_t row) const;
   bool holds(int32_t block, int64_t offset, uint64_t row) const;
 
  private:
-  float *k(int32_t block, int64_t offset) const;
-  float *v(int32_t block, int64_t offset) const;
+  char *block_at(size_t device, int32_t block) const;
+  float *k(char *block, int64_t offset) const;
+  float *v(char *block, int64_t offset) const;
 
   pkv_cache *cache_;
-  pkv_layer_info layer_;
+  pkv_layer_info layer_;  // of a device's part
+  std::vector<pkv_shard_info> shards_;
 };
 
 std::vector<int32_t> read_blocks(const pkv_cache *cache, pkv_sequence id);

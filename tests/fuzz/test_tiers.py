@@ -6,9 +6,11 @@ import pytest
 
 import pagedkv
 from conformance.marked import MarkedCache
+from conformance.places import SHARDED
 
 NUM_SEEDS = int(os.environ.get("PAGEDKV_FUZZ_SEEDS", 12))
 NUM_CALLS = 120
+SHARDED_OVER_HOST = [place for place in SHARDED if "cuda" not in place]
 
 
 class Walk:
@@ -35,7 +37,8 @@ class Walk:
         return options
 
     def make(self):
-        self.world = MarkedCache("host", **self.options)
+        place = self.random.choice(["host", *SHARDED_OVER_HOST])  # the file is of the whole model
+        self.world = MarkedCache(place, **self.options)
         self.world._rows = self.rows
         self.open, self.offloaded = [], []
 

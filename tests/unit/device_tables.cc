@@ -37,7 +37,8 @@ class LateUploader final : public TableUploader {
   LateUploader(uint64_t bytes, Queue *queue) : bytes_(bytes), queue_(queue) {
     for (std::vector<char> &slot : slots_) slot.resize(bytes);
   }
-  Status acquire(char **out_staging) override {
+  Status acquire(uint64_t bytes, char **out_staging) override {
+    REQUIRE(bytes <= bytes_);
     while (is_read_[slot_] > 0) {  // waits for it
       queue_->front()();
       queue_->pop_front();

@@ -170,7 +170,7 @@ class FaultyBackend final : public Backend {
    public:
     Uploader(FaultyBackend *backend, uint64_t bytes) : backend_(backend), staging_(bytes) { ++backend_->num_uploaders_; }
     ~Uploader() override { --backend_->num_uploaders_; }
-    Status acquire(char **out_staging) override {
+    Status acquire(uint64_t, char **out_staging) override {
       PKV_TRY(backend_->attempt("acquire"));
       *out_staging = staging_.data();
       return PKV_OK;

@@ -171,6 +171,7 @@ class StreamBackend final : public Backend {
   std::vector<Work> work;  // for the test to take
   std::set<pkv_stream> capturing;
   bool fails_to_transfer = false;
+  double transfer_seconds = 0;  // that a block is said to have taken; 0: nothing is measured
   bool events_are_done = false, fails_to_create = false, fails_to_record = false;
   const void *base = nullptr;  // of the pool, once uploads and downloads of blocks are to be noted
   uint64_t block_bytes = 0;
@@ -191,6 +192,9 @@ class StreamBackend final : public Backend {
       (params.to_host ? item.sources : item.destinations)
           .assign(params.device_blocks, params.device_blocks + params.count);
       backend_->work.push_back(item);
+      (params.to_host ? to_host_ : to_device_)
+          .add(params.block_bytes * static_cast<uint64_t>(params.count),
+               backend_->transfer_seconds * static_cast<double>(params.count));
       return queue_->copy(params);
     }
     uint64_t last_ticket() const override { return queue_->last_ticket(); }

@@ -495,4 +495,5 @@ TEST_CASE("transfers that cannot be ordered or queued") {
   CHECK(cache->open(tokens, 9, {}, &id, &count) == PKV_DEVICE_ERROR);
   cache->get_stats(&stats);
   CHECK(stats.is_failed == 1);
+  CHECK(cache->check() == PKV_OK);  // of its books
 }

@@ -78,7 +78,7 @@ void choose_stages(int head_dim, bool is_widened, const AttendDevice &device, At
 bool can_decode(const AttendParams &params) {
   const PagedKv &kv = params.kv;
   const StepTables &tables = params.tables;
-  const int64_t most_tiles = tables.table_stride * kv.block_size / kLeastDecodeTile + 1;
+  const int64_t most_tiles = tables.table_stride * kv.block_size / kLeastDecodeTile + 1 + kSegmentUnits;
   return is_in_table(params) && !params.is_invariant && params.tree_mask == nullptr &&
          params.alibi_slopes == nullptr && kv.kv_scales != PKV_SCALES_PER_TOKEN_HEAD &&
          (kv.block_size & (kv.block_size - 1)) == 0 && (kv.head_dim == 64 || kv.head_dim == 128) &&
@@ -116,20 +116,13 @@ AttendPlan plan_attend(const AttendParams &params, const AttendDevice &device) {
   return plan;
 }
 
-uint64_t attend_workspace_bytes(int head_dim) {
-  const int64_t tickets = kMaxTickets + kPrefillCounters + kMaxMixedBlocks;
-  const int64_t floats = kWorkspaceRows * (head_dim + 1) + kMaxMixedBlocks * 2 * kMixedRows * (head_dim + 4);
-  return static_cast<uint64_t>(tickets) * sizeof(uint32_t) + static_cast<uint64_t>(floats) * sizeof(float);
+uint64_t decode_parts_offset(int head_dim) {
+  return (kMaxTickets + kPrefillCounters) * sizeof(uint32_t) +
+         static_cast<uint64_t>(kWorkspaceRows * (head_dim + 1)) * sizeof(float);
 }
 
-AttendWorkspace find_workspace(const AttendParams &params) {
-  AttendWorkspace workspace;
-  workspace.tickets = static_cast<uint32_t *>(params.workspace);
-  workspace.next_work = workspace.tickets + kMaxTickets;
-  workspace.mixed_tickets = workspace.next_work + kPrefillCounters;
-  workspace.parts = reinterpret_cast<float *>(workspace.mixed_tickets + kMaxMixedBlocks);
-  workspace.mixed_parts = workspace.parts + kWorkspaceRows * (params.kv.head_dim + 1);
-  return workspace;
+uint64_t attend_workspace_bytes(int head_dim) {
+  return decode_parts_offset(head_dim) + static_cast<uint64_t>(kDecodePartFloats) * sizeof(float);
 }
 
 Status launch_attend_step(const AttendParams &params, const AttendDevice &device, cudaStream_t stream) {

@@ -11,8 +11,8 @@
 //   online softmax moves only when a score passes it by 2^kSlack.
 //   A segment, the keys of a (sequence, KV head), that a warp has whole is written straight away. Of the others the
 //   thread block merges the parts it has, and where a segment reaches over thread blocks they leave a part each in the
-//   workspace; the last of them, known by a ticket, merges those. Parts are merged in their order, so timing changes no
-//   bit.
+//   workspace; that of its last keys waits for the others' and merges them. Parts are merged in their order, so timing
+//   changes no bit.
 // Bound by memory bandwidth; see docs/kernels.md.
 #pragma once
 
@@ -118,7 +118,8 @@ class DecodeWalk {
       --num_units_;
       if (--num_tiles_ > 0) continue;
       finish_segment(slots);
-      if (num_units_ == 0) break;
+      num_units_ -= kSegmentUnits;
+      if (num_units_ <= 0) break;
       advance_cursor(p_, &warp_.now);
       start_segment();
     }
@@ -272,8 +273,8 @@ class DecodeWalk {
     // Nothing is on its way behind the last segment.
     float *part = index == 0 ? part_ : reinterpret_cast<float *>(planes_);
     if (!is_whole && lane == 0) {
-      slots[index] = {entered - cursor.tile, cursor.now.num_tiles, cursor.now.first_token, num_rows, cursor.kv_head,
-                      value_scale_};
+      slots[index] = {entered - cursor.tile - kSegmentUnits, cursor.now.num_units(), cursor.now.first_token, num_rows,
+                      cursor.kv_head, value_scale_};
     }
 #pragma unroll
     for (int n = 0; n < Traits::kRowTiles; ++n) {

@@ -12,6 +12,8 @@ constexpr int kWideTileRows = 64;    // and prefill
 constexpr int kMaxDecodeRows = 16;   // of a sequence, for the decode kernel
 constexpr int64_t kMaxDecodeSequences = 4096;
 constexpr int kLeastDecodeTile = 16;  // keys
+constexpr int kMixedRows = 8;         // of a sequence that is decoded in a launch of the prefill kernel
+constexpr int kSegmentUnits = 2;      // tiles that the ends of a (sequence, KV head) cost as much as, for the decode kernel
 constexpr uint64_t kLeastBoxBytes = 128;  // of a copied box
 constexpr int kAttendWarps = 4;
 constexpr int kMaxStages = 3;                     // of K and V in shared memory
@@ -19,8 +21,6 @@ constexpr int kMaxSplits = 64;                    // thread blocks that share th
 constexpr int64_t kMaxTickets = 65536;            // (tile of rows, KV head) whose keys may be split
 constexpr int64_t kWorkspaceRows = 65536;         // partial results of (token, head)
 constexpr int64_t kPrefillCounters = 4;           // beside the tickets; one is used, four keep what follows aligned
-constexpr int64_t kMaxMixedBlocks = 256;          // thread blocks of a step that decodes beside prefill,
-constexpr int kMixedRows = 8;                     // and query rows of a sequence that is decoded there
 constexpr int kAttendStaticSharedBytes = 4352;    // at most
 constexpr int kReservedSharedBytes = 1024;        // that the device takes for each thread block
 
@@ -63,20 +63,13 @@ struct AttendPlan {
 
 AttendPlan plan_attend(const AttendParams &params, const AttendDevice &device);
 
-// What a batch keeps, zeros at first: tickets and a counter, which go back to zero with each launch, and room for partial
-// results. A plan splits only as far as they go.
+constexpr int64_t kDecodePartFloats = 256 * 2 * kMaxDecodeRows * 132;  // of 256 thread blocks
+
+// What a batch keeps, zeros at first: a ticket for each split tile of rows and the counter of prefill, room for partial
+// results, then the parts of the decode kernel. Tickets, counter and parts go back to zero with each launch. A plan splits
+// only as far as they go.
 uint64_t attend_workspace_bytes(int head_dim);
-
-// Its parts. Steps that decode beside prefill have tickets and parts of either kind.
-struct AttendWorkspace {
-  uint32_t *tickets;       // [kMaxTickets]: of split tiles of rows, or of thread blocks that decode
-  uint32_t *next_work;     // the counter of prefill
-  uint32_t *mixed_tickets; // [kMaxMixedBlocks]
-  float *parts;            // [kWorkspaceRows, head_dim + 1]
-  float *mixed_parts;      // [kMaxMixedBlocks, 2, kMixedRows, head_dim + 4]
-};
-
-AttendWorkspace find_workspace(const AttendParams &params);
+uint64_t decode_parts_offset(int head_dim);
 
 // Whether the decode kernel's way is open to those sequences of a step that have few query rows.
 bool can_decode(const AttendParams &params);

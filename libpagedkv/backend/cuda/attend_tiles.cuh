@@ -31,6 +31,7 @@ struct AttendLaunch {
   float *partial_lse;  // [num_splits, num_tokens, num_heads], base 2
 };
 
+// The parts of the workspace, as attend_workspace_bytes counts them.
 inline AttendLaunch make_launch(const AttendParams &params, const AttendPlan &plan) {
   AttendLaunch launch = {};
   launch.num_splits = plan.num_splits;
@@ -38,9 +39,8 @@ inline AttendLaunch make_launch(const AttendParams &params, const AttendPlan &pl
   launch.num_stages = plan.num_stages;
   if (plan.num_splits > 1) {
     const int64_t num_rows = params.tables.num_tokens * params.num_heads;
-    const AttendWorkspace workspace = find_workspace(params);
-    launch.tickets = workspace.tickets;
-    launch.partial_out = workspace.parts;
+    launch.tickets = static_cast<uint32_t *>(params.workspace);
+    launch.partial_out = reinterpret_cast<float *>(launch.tickets + kMaxTickets + kPrefillCounters);
     launch.partial_lse = launch.partial_out + plan.num_splits * num_rows * params.kv.head_dim;
   }
   return launch;

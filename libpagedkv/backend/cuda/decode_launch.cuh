@@ -27,16 +27,20 @@ Status make_decode_map(const PagedKv &kv, const DecodeLaunch &launch, uint64_t o
                   CU_TENSOR_MAP_L2_PROMOTION_L2_128B, out);
 }
 
-// What a launch adds to the parameters; tickets and parts: where they stand in the workspace.
+// Whether the workspace has room for the parts of so many thread blocks.
 template <class Traits>
-Status prepare_decode(const AttendParams &params, uint32_t *tickets, float *parts, DecodeLaunch *launch,
-                      DecodeMaps *maps) {
+bool has_decode_room(int64_t num_blocks) {
+  return num_blocks * 2 * Traits::kPartFloats <= kDecodePartFloats;
+}
+
+// What a launch adds to the parameters.
+template <class Traits>
+Status prepare_decode(const AttendParams &params, DecodeLaunch *launch, DecodeMaps *maps) {
   *launch = {};
   while ((1 << launch->block_shift) < params.kv.block_size) ++launch->block_shift;
   launch->box_rows = std::min(params.kv.block_size, Traits::kTileKeys);
   launch->box_pieces = launch->box_rows == Traits::kTileKeys ? Traits::kRowPieces : 1;
-  launch->tickets = tickets;
-  launch->parts = parts;
+  launch->parts = reinterpret_cast<float *>(static_cast<char *>(params.workspace) + decode_parts_offset(Traits::kDim));
   PKV_TRY(make_decode_map<Traits>(params.kv, *launch, params.kv.k_offset, &maps->keys));
   return make_decode_map<Traits>(params.kv, *launch, params.kv.v_offset, &maps->values);
 }
@@ -46,19 +50,27 @@ template <class Traits>
 Status launch_decode_traits(const AttendParams &params, const AttendDevice &device, cudaStream_t stream,
                             bool *is_launched) {
   const int64_t grid = static_cast<int64_t>(Traits::kBlocks) * device.num_processors;
-  const AttendWorkspace workspace = find_workspace(params);
-  const int64_t num_floats = grid * 2 * Traits::kPartFloats;
-  *is_launched = grid <= kMaxTickets && num_floats <= kWorkspaceRows * (Traits::kDim + 1);
+  *is_launched = has_decode_room<Traits>(grid);
   if (!*is_launched) return PKV_OK;
 
   DecodeLaunch launch;
   DecodeMaps maps;
-  PKV_TRY(prepare_decode<Traits>(params, workspace.tickets, workspace.parts, &launch, &maps));
+  PKV_TRY(prepare_decode<Traits>(params, &launch, &maps));
   const void *kernel = reinterpret_cast<const void *>(&attend_decode<Traits>);
   PKV_TRY_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Traits::kSharedBytes));
   void *arguments[] = {const_cast<AttendParams *>(&params), &launch, &maps};
-  PKV_TRY_CUDA(cudaLaunchKernel(kernel, dim3(static_cast<unsigned int>(grid)), dim3(Traits::kThreads), arguments,
-                                Traits::kSharedBytes, stream));
+  // It may come to multiprocessors that the launch before it has left, and waits there for the rest.
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned int>(grid));
+  config.blockDim = dim3(Traits::kThreads);
+  config.dynamicSmemBytes = Traits::kSharedBytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  PKV_TRY_CUDA(cudaLaunchKernelExC(&config, kernel, arguments));
   return PKV_OK;
 }
 

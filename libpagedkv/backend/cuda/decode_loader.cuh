@@ -13,8 +13,8 @@ struct DecodeLaunch {
   int32_t block_shift;  // block_size = 1 << block_shift
   int32_t box_rows;     // tokens that one copy brings: of a block, kTileKeys at most
   int32_t box_pieces;   // and pieces of their rows
-  uint32_t *tickets;    // [gridDim.x]: thread blocks that are done with the segment that starts in one and leaves it
-  // [gridDim.x, 2, kRows, kPartStride]: of the segment that comes to a thread block, of that which leaves it
+  // [gridDim.x, 2, kRows, kPartStride]: of the segment that comes to a thread block, of that which leaves it. Zeros
+  // between launches (decode_merge.cuh).
   float *parts;
 };
 
@@ -26,7 +26,7 @@ struct DecodeMaps {
 template <class Traits>
 struct DecodeWarp {
   DecodeCursor<Traits::kTileKeys, Traits::kRows> ahead, now;  // of the block table, of the products
-  int32_t begin, end;                          // units
+  int32_t begin, end;                          // units; begin is that of a tile
   uint32_t valid[Traits::kPlanes];             // of the tile whose K stands there: bit i for key i
   uint64_t full[Traits::kPlanes];              // barriers: the plane is there
 };
@@ -87,14 +87,17 @@ class DecodeLoader {
     place.kv_head = kv_head_;
     if (key < end_) {
       const int32_t index = key >> launch_.block_shift;
-      place.block = __ldg(blocks_ + index);
+      place.block = blocks_[index];
       place.offset = key - (index << launch_.block_shift);
     }
     key_ += Traits::kTileKeys;
     --num_units_;
-    if (--num_tiles_ == 0 && num_units_ > 0) {
-      advance_cursor(p_, &warp_.ahead);
-      enter_segment();
+    if (--num_tiles_ == 0) {
+      num_units_ -= kSegmentUnits;
+      if (num_units_ > 0) {
+        advance_cursor(p_, &warp_.ahead);
+        enter_segment();
+      }
     }
     return place;
   }

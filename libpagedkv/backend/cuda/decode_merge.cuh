@@ -13,10 +13,15 @@ __device__ inline const float *find_part(const char *planes, int slot) {
                                                        : planes + slot / 2 * Traits::kRingBytes);
 }
 
-// A warp merges the parts of a row that the thread block has, and writes it, or a part of it to the workspace.
+// A row over some of its keys: four dims a lane; the maximum and the sum of weights are those of all lanes.
+struct DecodePartial {
+  float largest, sum;
+  float4 total;
+};
+
+// A warp merges the parts of a row that the thread block has.
 template <class Traits>
-__device__ inline void merge_slots(const AttendParams &p, const DecodeSlot &slot, uint32_t members, int32_t row,
-                                   bool is_whole, const char *planes, float *part) {
+__device__ inline DecodePartial merge_slots(uint32_t members, int32_t row, const char *planes) {
   constexpr int kSlots = 2 * Traits::kWarps;
   const int lane = threadIdx.x % 32;
   const bool has_dims = lane * 4 < Traits::kDim;
@@ -29,73 +34,118 @@ __device__ inline void merge_slots(const AttendParams &p, const DecodeSlot &slot
     values[i] = {0.0f, 0.0f, 0.0f, 0.0f};
     if (has_dims && (members >> i & 1) != 0) values[i] = *reinterpret_cast<const float4 *>(row_of(i) + lane * 4);
   }
-  const float largest = max_warp(state.x), weight = raise_two(state.x - largest);
-  const float sum = add_warp(weight * state.y);
-  float4 total = {0.0f, 0.0f, 0.0f, 0.0f};
+  DecodePartial result;
+  result.largest = max_warp(state.x);
+  const float weight = raise_two(state.x - result.largest);
+  result.sum = add_warp(weight * state.y);
+  result.total = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
-  for (int i = 0; i < kSlots; ++i) add_share(&total, __shfl_sync(0xffffffffu, weight, i), values[i]);
-  if (is_whole) {
-    int64_t offset;
-    const float factor = finish_decode_row(p, slot.first_token, row, true, slot.kv_head, slot.value_scale, largest, sum,
-                                           lane == 0, &offset);
-    if (has_dims) write_dims<typename Traits::T>(p, offset + lane * 4, total, factor);
-  } else {
-    float *const row_part = part + row * Traits::kPartStride;
-    if (has_dims) *reinterpret_cast<float4 *>(row_part + lane * 4) = total;
-    if (lane == 0) *reinterpret_cast<float2 *>(row_part + Traits::kDim) = {largest, sum};
+  for (int i = 0; i < kSlots; ++i) add_share(&result.total, __shfl_sync(0xffffffffu, weight, i), values[i]);
+  return result;
+}
+
+// Adds `next` to `total`, each lane for itself.
+__device__ inline void merge_partial(DecodePartial *total, const DecodePartial &next) {
+  const float largest = fmaxf(total->largest, next.largest);
+  const float shrink = raise_two(total->largest - largest), weight = raise_two(next.largest - largest);
+  const float4 before = total->total;
+  *total = {largest, total->sum * shrink + next.sum * weight, {0.0f, 0.0f, 0.0f, 0.0f}};
+  add_share(&total->total, shrink, before);
+  add_share(&total->total, weight, next.total);
+}
+
+template <class Traits>
+__device__ inline void write_partial(const AttendParams &p, const DecodeSlot &slot, int32_t row,
+                                     const DecodePartial &partial) {
+  const int lane = threadIdx.x % 32;
+  int64_t offset;
+  const float factor = finish_decode_row(p, slot.first_token, row, true, slot.kv_head, slot.value_scale,
+                                         partial.largest, partial.sum, lane == 0, &offset);
+  if (lane * 4 < Traits::kDim) write_dims<typename Traits::T>(p, offset + lane * 4, partial.total, factor);
+}
+
+// --- Parts from one thread block to another. A word of zero bits is one that has not come: who leaves a part turns 0
+// into -0, who takes it puts zeros back. So a part needs neither a fence nor a flag, and no round trip but its own. The
+// thread block of a segment's last keys waits for those before it, which have been there before it; each leaves what it
+// has to leave before it waits itself.
+
+__device__ inline float as_come(float value) { return __float_as_uint(value) == 0 ? -0.0f : value; }
+__device__ inline bool has_come(float value) { return __float_as_uint(value) != 0; }
+
+__device__ inline float4 load_come(const float4 *source) {
+  float4 result;
+  asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];\n"
+               : "=f"(result.x), "=f"(result.y), "=f"(result.z), "=f"(result.w)
+               : "l"(source)
+               : "memory");
+  return result;
+}
+
+template <class Traits>
+__device__ inline void leave_partial(float *part, const DecodePartial &partial) {
+  const int lane = threadIdx.x % 32;
+  const float4 &total = partial.total;
+  if (lane * 4 < Traits::kDim) {
+    __stcg(reinterpret_cast<float4 *>(part + lane * 4),
+           float4{as_come(total.x), as_come(total.y), as_come(total.z), as_come(total.w)});
+  }
+  if (lane == 0) {
+    __stcg(reinterpret_cast<float4 *>(part + Traits::kDim),
+           float4{as_come(partial.largest), as_come(partial.sum), 1.0f, 1.0f});
   }
 }
 
-// A warp merges the parts of a row that thread blocks first to last have left: kAtOnce are on their way together.
+// A warp takes what thread blocks `first` up to `end`, this one, have left of a row, kAtOnce on their way together, and adds
+// `own` to it.
 template <class Traits>
-__device__ void merge_blocks(const AttendParams &p, const DecodeSlot &slot, int32_t first, int32_t last, int32_t row,
-                             const float *parts) {
-  constexpr int kAtOnce = 20;
+__device__ DecodePartial take_partials(float *parts, int32_t first, int32_t end, int32_t row,
+                                       const DecodePartial &own) {
+  constexpr int kAtOnce = 18;
   const int lane = threadIdx.x % 32;
   const bool has_dims = lane * 4 < Traits::kDim;
-  float largest = kLowest, sum = 0.0f;
-  float4 total = {0.0f, 0.0f, 0.0f, 0.0f};
+  DecodePartial result = {kLowest, 0.0f, {0.0f, 0.0f, 0.0f, 0.0f}};
 #pragma unroll 1
-  for (int32_t base = first; base <= last; base += kAtOnce) {
+  for (int32_t base = first; base < end; base += kAtOnce) {
     // Of the first thread block the part that leaves it, of the others the one that comes.
-    const float *const from =
-        parts + static_cast<int64_t>(base) * (2 * Traits::kPartFloats) + row * Traits::kPartStride;
+    float *const from = parts + static_cast<int64_t>(base) * (2 * Traits::kPartFloats) + row * Traits::kPartStride;
     const int first_offset = base == first ? Traits::kPartFloats : 0;
-    float2 state = {kLowest, 0.0f};
-    if (lane < kAtOnce && base + lane <= last) {
-      const int offset = lane == 0 ? first_offset : lane * (2 * Traits::kPartFloats);
-      state = __ldcg(reinterpret_cast<const float2 *>(from + offset + Traits::kDim));
-    }
-    float4 values[kAtOnce];
+    const auto part_of = [&](int i) { return from + (i == 0 ? first_offset : i * (2 * Traits::kPartFloats)); };
+    const bool has_state = lane < kAtOnce && base + lane < end;
+    float4 state, values[kAtOnce];
+    bool has_all;
+    do {
+      state = {kLowest, 0.0f, 1.0f, 1.0f};
+      if (has_state) state = load_come(reinterpret_cast<const float4 *>(part_of(lane) + Traits::kDim));
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        values[i] = {0.0f, 0.0f, 0.0f, 0.0f};
+        if (has_dims && base + i < end) values[i] = load_come(reinterpret_cast<const float4 *>(part_of(i) + lane * 4));
+      }
+      has_all = !has_state || (has_come(state.x) && has_come(state.y) && has_come(state.z));
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const float4 &value = values[i];
+        const bool is_here = has_come(value.x) && has_come(value.y) && has_come(value.z) && has_come(value.w);
+        if (has_dims && base + i < end) has_all = has_all && is_here;
+      }
+    } while (!__all_sync(0xffffffffu, has_all));
+    const float4 zeros = {0.0f, 0.0f, 0.0f, 0.0f};
+    if (has_state) *reinterpret_cast<float4 *>(part_of(lane) + Traits::kDim) = zeros;
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const float *const own = i == 0 ? from + first_offset : from + i * (2 * Traits::kPartFloats);
-      values[i] = {0.0f, 0.0f, 0.0f, 0.0f};
-      if (has_dims && base + i <= last) values[i] = __ldcg(reinterpret_cast<const float4 *>(own + lane * 4));
+      if (has_dims && base + i < end) *reinterpret_cast<float4 *>(part_of(i) + lane * 4) = zeros;
     }
-    const float before = largest;
-    largest = fmaxf(largest, max_warp(state.x));
-    const float shrink = raise_two(before - largest), weight = raise_two(state.x - largest);
-    sum = sum * shrink + add_warp(weight * state.y);
-    total = {total.x * shrink, total.y * shrink, total.z * shrink, total.w * shrink};
+    DecodePartial next;
+    next.largest = max_warp(state.x);
+    const float weight = raise_two(state.x - next.largest);
+    next.sum = add_warp(weight * state.y);
+    next.total = zeros;
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) add_share(&total, __shfl_sync(0xffffffffu, weight, i), values[i]);
+    for (int i = 0; i < kAtOnce; ++i) add_share(&next.total, __shfl_sync(0xffffffffu, weight, i), values[i]);
+    merge_partial(&result, next);
   }
-  int64_t offset;
-  const float factor = finish_decode_row(p, slot.first_token, row, true, slot.kv_head, slot.value_scale, largest, sum,
-                                         lane == 0, &offset);
-  if (has_dims) write_dims<typename Traits::T>(p, offset + lane * 4, total, factor);
-}
-
-// Whether `most` others have come before; the ticket is zero again then. What the thread block has written before its
-// last barrier is seen by those that come later, and the other way round.
-__device__ inline bool take_ticket(uint32_t *ticket, uint32_t most) {
-  uint32_t before;
-  asm volatile("fence.acq_rel.gpu;\natom.inc.acq_rel.gpu.global.u32 %0, [%1], %2;\n"
-               : "=r"(before)
-               : "l"(ticket), "r"(most)
-               : "memory");
-  return before == most;
+  merge_partial(&result, own);
+  return result;
 }
 
 // What a thread block keeps in shared memory beside planes and parts.
@@ -104,33 +154,37 @@ struct DecodeShared {
   DecodeStrips<Traits::kThreads> strips;
   DecodeSlot slots[2 * Traits::kWarps];
   DecodeWarp<Traits> warps[Traits::kWarps];
-  bool are_last[2];
 };
 
+// Before anything that the device may have written is read.
+template <class Traits>
+__device__ __forceinline__ void start_decode(const DecodeMaps &maps, DecodeShared<Traits> *shared, int thread) {
+  const int warp = thread / 32, lane = thread % 32;
+  if (thread == 0) prefetch_map(&maps.keys), prefetch_map(&maps.values);
+  if (lane < 2) shared->slots[2 * warp + lane].first_unit = -1;
+  if (lane < Traits::kPlanes) init_barrier(&shared->warps[warp].full[lane], 1);
+  fence_barrier_init();
+  __syncwarp();
+}
+
 // The share of thread block `block` of num_blocks in a decode step, for kThreads threads, numbered by `thread`, whose
-// barrier is `sync`. planes: aligned to 1024 bytes; rings [kWarps, kPlanes, kPlaneBytes], then parts
-// [kWarps, kRows, kPartStride].
+// barrier is `sync`: all of them pass it once at least. planes: aligned to 1024 bytes; rings
+// [kWarps, kPlanes, kPlaneBytes], then parts [kWarps, kRows, kPartStride].
 template <class Traits, class Sync>
 __device__ __forceinline__ void decode_share(const AttendParams &p, const DecodeLaunch &launch, const DecodeMaps &maps,
                                              DecodeShared<Traits> *shared, char *planes, int thread, int32_t block,
                                              int32_t num_blocks, Sync sync) {
   constexpr int kTileKeys = Traits::kTileKeys, kRows = Traits::kRows;
   const int warp = thread / 32, lane = thread % 32;
-  DecodeWarp<Traits> *const own = &shared->warps[warp];
   DecodeSlot *const slots = shared->slots;
-  if (thread == 0) prefetch_map(&maps.keys), prefetch_map(&maps.values);
-  if (lane < 2) slots[2 * warp + lane].first_unit = -1;
-  if (lane < Traits::kPlanes) init_barrier(&own->full[lane], 1);
-  fence_barrier_init();
-  __syncwarp();
 
   const int32_t num_sequences = static_cast<int32_t>(p.tables.num_sequences);
   const bool is_small = num_sequences <= 32;
   const int32_t strip = (num_sequences + Traits::kThreads - 1) / Traits::kThreads;
   DecodeLanes<kTileKeys, kRows> lanes;
-  const int32_t num_tiles =
-      is_small ? lanes.add_up(p) : shared->strips.template add_up<kTileKeys, kRows>(p, strip, thread, sync);
-  const int32_t num_units = num_tiles * p.kv.num_kv_heads;
+  const int32_t num_units = p.kv.num_kv_heads *
+                            (is_small ? lanes.add_up(p)
+                                      : shared->strips.template add_up<kTileKeys, kRows>(p, strip, thread, sync));
   // A few keys are not worth the merge of many thread blocks.
   const int32_t num_active = min(max(num_units / Traits::kWarps, 1), num_blocks);
   const DecodeShares shares(num_units, num_active * Traits::kWarps);
@@ -138,17 +192,21 @@ __device__ __forceinline__ void decode_share(const AttendParams &p, const Decode
   const int32_t begin = shares.begin(first_warp), end = shares.begin(first_warp + Traits::kWarps);
   const bool has_units = block < num_active && end > begin;
   if (has_units) {
-    const int32_t warp_begin = shares.begin(first_warp + warp), warp_end = shares.begin(first_warp + warp + 1);
+    int32_t warp_begin = shares.begin(first_warp + warp);
+    const int32_t warp_end = shares.begin(first_warp + warp + 1);
     if (warp_begin < warp_end) {
-      const auto cursor = is_small ? lanes.find(p, warp_begin)
-                                   : shared->strips.template find<kTileKeys, kRows>(p, strip, warp_begin);
-      own->ahead = own->now = cursor;  // by every lane, the same
-      own->begin = warp_begin, own->end = warp_end;
-      __syncwarp();
-      DecodeWalk<Traits> walk(p, launch, maps, own, planes + warp * Traits::kRingBytes,
-                              reinterpret_cast<float *>(planes + Traits::kWarps * Traits::kRingBytes) +
-                                  warp * Traits::kPartFloats);
-      walk.run(slots + 2 * warp);
+      const auto cursor = is_small ? lanes.find(p, &warp_begin)
+                                   : shared->strips.template find<kTileKeys, kRows>(p, strip, &warp_begin);
+      if (warp_begin < warp_end) {
+        DecodeWarp<Traits> &own = shared->warps[warp];  // written by every lane, the same
+        own.ahead = own.now = cursor;
+        own.begin = warp_begin, own.end = warp_end;
+        __syncwarp();
+        DecodeWalk<Traits> walk(p, launch, maps, &own, planes + warp * Traits::kRingBytes,
+                                reinterpret_cast<float *>(planes + Traits::kWarps * Traits::kRingBytes) +
+                                    warp * Traits::kPartFloats);
+        walk.run(slots + 2 * warp);
+      }
     }
   }
   sync();
@@ -160,52 +218,28 @@ __device__ __forceinline__ void decode_share(const AttendParams &p, const Decode
   const uint32_t below = used & ((1u << lane) - 1);
   const int32_t before = __shfl_sync(0xffffffffu, own_unit, below == 0 ? lane : 31 - __clz(static_cast<int>(below)));
   const uint32_t firsts = __ballot_sync(0xffffffffu, own_unit >= 0 && (below == 0 || before != own_unit));
-  float *parts = launch.parts + static_cast<int64_t>(block) * (2 * Traits::kPartFloats);
+  float *const parts = launch.parts + static_cast<int64_t>(block) * (2 * Traits::kPartFloats);
   int task = 0;
+  uint32_t above = 0xffffffffu;  // slots of this group and of those before it
 #pragma unroll 1
-  for (uint32_t rest = firsts; rest != 0; rest &= rest - 1) {
-    const int first = __ffs(static_cast<int>(rest)) - 1;
-    const uint32_t next = rest & (rest - 1);
-    const uint32_t members = used & ~((1u << first) - 1) & (next == 0 ? 0xffffffffu : (next & -next) - 1);
+  for (uint32_t rest = firsts; rest != 0;) {  // what leaves the thread block comes first, what it waits for last
+    const int first = 31 - __clz(static_cast<int>(rest));
+    rest &= ~(1u << first);
+    const uint32_t members = used & above & ~((1u << first) - 1);
+    above = (1u << first) - 1;
     const DecodeSlot &slot = slots[first];
-    const bool comes = slot.first_unit < begin, leaves = slot.first_unit + slot.num_units > end;
+    const bool comes = slot.first_unit + kSegmentUnits < begin, leaves = slot.first_unit + slot.num_units > end;
+    const int32_t first_block = comes ? shares.owner(slot.first_unit + kSegmentUnits) / Traits::kWarps : 0;
 #pragma unroll 1
     for (int32_t row = 0; row < slot.num_rows; ++row) {
       if (task++ % Traits::kWarps != warp) continue;
-      merge_slots<Traits>(p, slot, members, row, !comes && !leaves, planes,
-                          parts + (comes ? 0 : Traits::kPartFloats));
-    }
-  }
-  if (firsts == 0) return;
-
-  // Only the first group can come from another thread block, only the last one leave without having come.
-  const int ends[2] = {__ffs(static_cast<int>(firsts)) - 1, 31 - __clz(static_cast<int>(firsts))};
-  bool crosses[2];
-  int32_t first_block[2], last_block[2];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const DecodeSlot &slot = slots[ends[i]];
-    const bool comes = slot.first_unit < begin, leaves = slot.first_unit + slot.num_units > end;
-    crosses[i] = i == 0 ? comes : !comes && leaves;
-    if (!crosses[i]) continue;
-    first_block[i] = shares.owner(slot.first_unit) / Traits::kWarps;
-    last_block[i] = shares.owner(slot.first_unit + slot.num_units - 1) / Traits::kWarps;
-  }
-  if (!crosses[0] && !crosses[1]) return;
-  sync();
-  if (thread < 2) {
-    const int i = thread;
-    const bool is_crossing = i == 0 ? crosses[0] : crosses[1];
-    const int32_t first = i == 0 ? first_block[0] : first_block[1], last = i == 0 ? last_block[0] : last_block[1];
-    shared->are_last[i] = is_crossing && take_ticket(&launch.tickets[first], static_cast<uint32_t>(last - first));
-  }
-  sync();
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    if (!shared->are_last[i]) continue;
-    const DecodeSlot slot = slots[ends[i]];
-    for (int32_t row = warp; row < slot.num_rows; row += Traits::kWarps) {
-      merge_blocks<Traits>(p, slot, first_block[i], last_block[i], row, launch.parts);
+      DecodePartial partial = merge_slots<Traits>(members, row, planes);
+      if (leaves) {
+        leave_partial<Traits>(parts + (comes ? 0 : Traits::kPartFloats) + row * Traits::kPartStride, partial);
+        continue;
+      }
+      if (comes) partial = take_partials<Traits>(launch.parts, first_block, block, row, partial);
+      write_partial<Traits>(p, slot, row, partial);
     }
   }
 }
@@ -220,9 +254,13 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
   __shared__ int32_t num_tokens;  // without padding
   // Swizzled rows stand in groups of 1024 bytes.
   char *planes = dynamic_shared + ((1024 - shared_address(dynamic_shared) % 1024) & 1023);
-  if (threadIdx.x == 0) num_tokens = __ldg(p.tables.cu_seqlens_q + p.tables.num_sequences);
-  decode_share<Traits>(p, launch, maps, &shared, planes, static_cast<int>(threadIdx.x),
-                       static_cast<int32_t>(blockIdx.x), static_cast<int32_t>(gridDim.x), [] { __syncthreads(); });
+  const int thread = static_cast<int>(threadIdx.x);
+  let_next_launch();
+  start_decode<Traits>(maps, &shared, thread);
+  wait_for_launch_before();
+  if (thread == 0) num_tokens = p.tables.cu_seqlens_q[p.tables.num_sequences];
+  decode_share<Traits>(p, launch, maps, &shared, planes, thread, static_cast<int32_t>(blockIdx.x),
+                       static_cast<int32_t>(gridDim.x), [] { __syncthreads(); });
   clear_padding<typename Traits::T>(p, num_tokens, threadIdx.x, blockDim.x);  // there since a barrier
 #endif
 }

@@ -192,13 +192,13 @@ __device__ inline void load_query(const AttendParams &p, int32_t first_token, in
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
         if constexpr (Traits::kIsWidened) {
-          const uint2 value = __ldg(reinterpret_cast<const uint2 *>(source + step * 16 + lane % 4 * 4));
+          const uint2 value = *reinterpret_cast<const uint2 *>(source + step * 16 + lane % 4 * 4);
           query->words[n][step][0] = value.x, query->words[n][step][1] = value.y;
         } else {
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             const T *words = source + step * 16 + i * 8 + lane % 4 * 2;
-            query->words[n][step][i] = __ldg(reinterpret_cast<const uint32_t *>(words));
+            query->words[n][step][i] = *reinterpret_cast<const uint32_t *>(words);
           }
         }
       }

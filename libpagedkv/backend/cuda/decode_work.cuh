@@ -1,7 +1,8 @@
-// How a decode step is shared out. A unit of work is a tile of kTileKeys keys of one (sequence, KV head); units are
-// numbered by sequence, then KV head, then key. The warps of the thread blocks that are active take equal, contiguous
-// ranges of them. Everything is found from the lengths on the device: there is no plan on the host. The host has made
-// sure that units are counted by 32 bits.
+// How a decode step is shared out. A unit of work is a tile of kTileKeys keys of one (sequence, KV head), and before its
+// tiles each of those has kSegmentUnits for what its beginning and its end cost; units are numbered by sequence, then
+// KV head, then key. The warps of the thread blocks that are active take equal, contiguous ranges of them. Everything
+// is found from the lengths on the device: there is no plan on the host. The host has made sure that units are counted
+// by 32 bits.
 #pragma once
 
 #include "backend/cuda/attend_tiles.cuh"
@@ -14,6 +15,9 @@ struct DecodeSequence {
   int32_t first_token, query_len;  // in the step
   int32_t begin, end;  // keys that any of its queries sees; the first one is that of a tile of the whole sequence
   int32_t num_tiles;
+
+  // Of each of its KV heads.
+  __device__ int32_t num_units() const { return num_tiles > 0 ? num_tiles + kSegmentUnits : 0; }
 };
 
 // Whether the query rows of a sequence are few enough.
@@ -22,12 +26,13 @@ __device__ inline bool is_decoded(const AttendParams &p, int32_t query_len) {
   return query_len > 0 && static_cast<int64_t>(query_len) * p.num_heads <= int64_t{kRows} * p.kv.num_kv_heads;
 }
 
+// Plain loads: what a launch waits for may write the tables while it is there already.
 template <int kTileKeys, int kRows>
 __device__ inline DecodeSequence read_sequence(const AttendParams &p, int32_t sequence) {
   DecodeSequence result;
-  result.first_token = __ldg(p.tables.cu_seqlens_q + sequence);
-  result.query_len = __ldg(p.tables.cu_seqlens_q + sequence + 1) - result.first_token;
-  result.end = __ldg(p.tables.seq_lens + sequence);
+  result.first_token = p.tables.cu_seqlens_q[sequence];
+  result.query_len = p.tables.cu_seqlens_q[sequence + 1] - result.first_token;
+  result.end = p.tables.seq_lens[sequence];
   result.begin = 0;
   if (p.window > 0) {
     const int64_t lowest = result.end - result.query_len + 1 - p.window;
@@ -48,10 +53,12 @@ struct DecodeCursor {
 
   __device__ int32_t first_key() const { return now.begin + tile * kTileKeys; }
 
-  // At a unit of the sequence, counted from its first one.
-  __device__ void enter(int32_t unit) {
-    kv_head = static_cast<int32_t>(static_cast<uint32_t>(unit) / static_cast<uint32_t>(now.num_tiles));
-    tile = unit - kv_head * now.num_tiles;
+  // At the first tile from a unit of the sequence on, counted from its first one. Returns the units before that tile.
+  __device__ int32_t enter(int32_t unit) {
+    kv_head = static_cast<int32_t>(static_cast<uint32_t>(unit) / static_cast<uint32_t>(now.num_units()));
+    const int32_t in_segment = unit - kv_head * now.num_units();
+    tile = max(in_segment - kSegmentUnits, 0);
+    return tile + kSegmentUnits - in_segment;
   }
 
   // To the next (sequence, KV head).
@@ -95,83 +102,86 @@ __device__ inline int32_t scan_warp(int32_t value, int lane) {
 template <int kTileKeys, int kRows>
 class DecodeLanes {
  public:
-  // Returns the tiles of one KV head of all sequences.
+  // Returns the units of one KV head of all sequences.
   __device__ int32_t add_up(const AttendParams &p) {
     const int lane = threadIdx.x % 32;
     own_ = {};
     if (lane < p.tables.num_sequences) own_ = read_sequence<kTileKeys, kRows>(p, lane);
-    end_tile_ = scan_warp(own_.num_tiles, lane);
-    return __shfl_sync(0xffffffffu, end_tile_, 31);
+    end_unit_ = scan_warp(own_.num_units(), lane);
+    return __shfl_sync(0xffffffffu, end_unit_, 31);
   }
 
-  // The cursor of a unit that exists.
-  __device__ DecodeCursor<kTileKeys, kRows> find(const AttendParams &p, int32_t unit) const {
+  // The cursor of the first tile from a unit on that exists, which becomes the unit of that tile.
+  __device__ DecodeCursor<kTileKeys, kRows> find(const AttendParams &p, int32_t *unit) const {
     constexpr uint32_t kAll = 0xffffffffu;
-    const int32_t tile = static_cast<int32_t>(static_cast<uint32_t>(unit) / static_cast<uint32_t>(p.kv.num_kv_heads));
+    const int32_t of_head = static_cast<int32_t>(static_cast<uint32_t>(*unit) /
+                                                 static_cast<uint32_t>(p.kv.num_kv_heads));
     DecodeCursor<kTileKeys, kRows> cursor;
-    cursor.sequence = __ffs(static_cast<int>(__ballot_sync(kAll, end_tile_ > tile))) - 1;
+    cursor.sequence = __ffs(static_cast<int>(__ballot_sync(kAll, end_unit_ > of_head))) - 1;
     cursor.now.first_token = __shfl_sync(kAll, own_.first_token, cursor.sequence);
     cursor.now.query_len = __shfl_sync(kAll, own_.query_len, cursor.sequence);
     cursor.now.begin = __shfl_sync(kAll, own_.begin, cursor.sequence);
     cursor.now.end = __shfl_sync(kAll, own_.end, cursor.sequence);
     cursor.now.num_tiles = __shfl_sync(kAll, own_.num_tiles, cursor.sequence);
-    cursor.enter(unit - (__shfl_sync(kAll, end_tile_, cursor.sequence) - cursor.now.num_tiles) * p.kv.num_kv_heads);
+    const int32_t before = __shfl_sync(kAll, end_unit_, cursor.sequence) - cursor.now.num_units();
+    *unit += cursor.enter(*unit - before * p.kv.num_kv_heads);
     return cursor;
   }
 
  private:
   DecodeSequence own_;
-  int32_t end_tile_;  // of one KV head, behind the sequence
+  int32_t end_unit_;  // of one KV head, behind the sequence
 };
 
-// More of them. Tiles of the sequences, summed up by strips: thread t has sequences t * strip and on. In shared memory.
+// More of them. Units of the sequences, summed up by strips: thread t has sequences t * strip and on. In shared memory.
 template <int kThreads>
 struct DecodeStrips {
-  int32_t first_tile[kThreads];  // tiles of one KV head before the strip
-  int32_t warp_tiles[kThreads / 32];
+  int32_t first_unit[kThreads];  // units of one KV head before the strip
+  int32_t warp_units[kThreads / 32];
 
-  // All threads call it; returns the tiles of one KV head of all sequences. sync: their barrier.
+  // All threads call it; returns the units of one KV head of all sequences. sync: their barrier.
   template <int kTileKeys, int kRows, class Sync>
   __device__ int32_t add_up(const AttendParams &p, int32_t strip, int thread, Sync sync) {
     const int warp = thread / 32, lane = thread % 32;
     const int32_t first = thread * strip, end = min(first + strip, static_cast<int32_t>(p.tables.num_sequences));
     int32_t own = 0;
-    for (int32_t s = first; s < end; ++s) own += read_sequence<kTileKeys, kRows>(p, s).num_tiles;
+    for (int32_t s = first; s < end; ++s) own += read_sequence<kTileKeys, kRows>(p, s).num_units();
     const int32_t sum = scan_warp(own, lane);
-    if (lane == 31) warp_tiles[warp] = sum;
+    if (lane == 31) warp_units[warp] = sum;
     sync();
     int32_t before = 0, total = 0;
 #pragma unroll
     for (int w = 0; w < kThreads / 32; ++w) {
       if (w == warp) before = total;
-      total += warp_tiles[w];
+      total += warp_units[w];
     }
-    first_tile[thread] = before + sum - own;
+    first_unit[thread] = before + sum - own;
     sync();
     return total;
   }
 
-  // The cursor of a unit that exists; whole warps call it.
+  // As that of DecodeLanes; whole warps call it.
   template <int kTileKeys, int kRows>
-  __device__ DecodeCursor<kTileKeys, kRows> find(const AttendParams &p, int32_t strip, int32_t unit) const {
+  __device__ DecodeCursor<kTileKeys, kRows> find(const AttendParams &p, int32_t strip, int32_t *unit) const {
     constexpr uint32_t kAll = 0xffffffffu;
     const int lane = threadIdx.x % 32;
-    const int32_t tile = static_cast<int32_t>(static_cast<uint32_t>(unit) / static_cast<uint32_t>(p.kv.num_kv_heads));
-    // The last strip that starts at or before the tile.
-    const bool is_warp = lane < kThreads / 32 && first_tile[min(lane, kThreads / 32 - 1) * 32] <= tile;
+    const int32_t of_head = static_cast<int32_t>(static_cast<uint32_t>(*unit) /
+                                                 static_cast<uint32_t>(p.kv.num_kv_heads));
+    // The last strip that starts at or before the unit.
+    const bool is_warp = lane < kThreads / 32 && first_unit[min(lane, kThreads / 32 - 1) * 32] <= of_head;
     const int group = 31 - __clz(static_cast<int>(__ballot_sync(kAll, is_warp)));
-    const int in_group = 31 - __clz(static_cast<int>(__ballot_sync(kAll, first_tile[group * 32 + lane] <= tile)));
+    const int in_group = 31 - __clz(static_cast<int>(__ballot_sync(kAll, first_unit[group * 32 + lane] <= of_head)));
     const int32_t index = group * 32 + in_group;
-    int32_t before = first_tile[index];
+    int32_t before = first_unit[index];
     DecodeCursor<kTileKeys, kRows> cursor;
     cursor.sequence = index * strip;
     for (;;) {  // from strip to sequence
       cursor.now = read_sequence<kTileKeys, kRows>(p, cursor.sequence);
-      if (before + cursor.now.num_tiles > tile) break;
-      before += cursor.now.num_tiles;
+      if (before + cursor.now.num_units() > of_head) break;
+      before += cursor.now.num_units();
       ++cursor.sequence;
     }
-    cursor.enter(unit - before * p.kv.num_kv_heads);
+    *unit += cursor.enter(*unit - before * p.kv.num_kv_heads);
     return cursor;
   }
 };

@@ -66,7 +66,7 @@ bool plan_prefill(const AttendParams &params, const AttendDevice &device, Prefil
   const bool has_choice = params.kv.head_dim == params.kv.v_head_dim;
   if (has_choice && tables.max_query_len * group <= kPrefillRows / 2) return false;
   out->has_decode = has_prefill_decode(params.kv.head_dim, params.kv.v_head_dim) && group <= kMixedRows &&
-                    device.num_processors <= kMaxMixedBlocks && can_decode(params);
+                    can_decode(params);
   out->tile_tokens = static_cast<int32_t>(tile_tokens);
   const int32_t both = params.kv.block_size | (is_widened ? kPrefillStagedKeys : tile_keys);
   out->box_rows = both & -both;  // the largest power of two that divides either

@@ -67,6 +67,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     if (static_cast<int32_t>(blockIdx.x) >= shared.shares.num_decode_blocks) return;
     const int thread = static_cast<int>(threadIdx.x) - Traits::kFirstConsumer * kWarpgroupThreads;
     auto *own = reinterpret_cast<DecodeShared<Decode> *>(queries + Traits::kDecodeBytes);
+    start_decode<Decode>(decode_maps, own, thread);
     decode_share<Decode>(p, launch.decode, decode_maps, own, queries, thread, static_cast<int32_t>(blockIdx.x),
                          shared.shares.num_decode_blocks, [] { sync_named(kDecodeName, Decode::kThreads); });
     fence_shared_for_copies();

@@ -22,19 +22,16 @@ Status launch_traits(const AttendParams &params, const AttendDevice &device, con
   launch.plan = plan;
   launch.group = params.num_heads / params.kv.num_kv_heads;
   while (1 << launch.box_shift < plan.box_rows) ++launch.box_shift;
-  const AttendWorkspace workspace = find_workspace(params);
-  launch.next_work = workspace.next_work;
+  launch.tickets = static_cast<uint32_t *>(params.workspace);
+  launch.next_work = launch.tickets + kMaxTickets;
   launch.room = kWorkspaceRows;
-  launch.tickets = workspace.tickets;
-  launch.partial_out = workspace.parts;
+  launch.partial_out = reinterpret_cast<float *>(launch.next_work + kPrefillCounters);
   launch.partial_lse = launch.partial_out + kWorkspaceRows * Traits::kValueDim;
   DecodeMaps decode_maps = {};
   if constexpr (Traits::kHasDecode) {
-    static_assert(Traits::Decode::kRows == kMixedRows && Traits::Decode::kBlocks == 1, "room in the workspace");
-    if (plan.has_decode) {
-      PKV_TRY(prepare_decode<typename Traits::Decode>(params, workspace.mixed_tickets, workspace.mixed_parts,
-                                                      &launch.decode, &decode_maps));
-    }
+    using Decode = typename Traits::Decode;
+    launch.plan.has_decode = plan.has_decode && has_decode_room<Decode>(device.num_processors);
+    if (launch.plan.has_decode) PKV_TRY(prepare_decode<Decode>(params, &launch.decode, &decode_maps));
   }
   const dim3 grid(static_cast<unsigned int>(device.num_processors));
   void *arguments[] = {const_cast<AttendParams *>(&params), &launch, &query_map, &key_map, &value_map, &decode_maps};

@@ -75,6 +75,7 @@ struct PrefillTraits {
   static constexpr bool kHasDecode = has_prefill_decode(kKeyDim, kValueDim);
   using Decode = DecodeTraits<kQuery, kStored, kHasDecode ? kKeyDim : 128, 1, 4 * kPrefillWarpgroups, 1,
                               kHasDecode ? decode_planes(kKeyDim) : 4>;
+  static_assert(Decode::kRows == kMixedRows);
   static constexpr int kDecodeBytes = Decode::kSharedBytes - 1024;
   static_assert(!kHasDecode || kDecodeBytes + sizeof(DecodeShared<Decode>) <= kSharedBytes - 1024, "in place of the ring");
   // Units of decoding that a thread block does while it computes a tile of keys, and the share of the thread blocks

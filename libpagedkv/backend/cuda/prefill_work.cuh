@@ -103,7 +103,7 @@ __device__ void find_shares(const AttendParams &p, const PrefillLaunch &launch, 
     key_tiles += now.num_tiles * (mean / Traits::kTile + 1);
     if constexpr (Traits::kHasDecode) {
       if (launch.plan.has_decode) {
-        decode_units += read_sequence<Traits::Decode::kTileKeys, Traits::Decode::kRows>(p, s).num_tiles;
+        decode_units += read_sequence<Traits::Decode::kTileKeys, Traits::Decode::kRows>(p, s).num_units();
       }
     }
   }

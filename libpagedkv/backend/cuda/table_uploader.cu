@@ -16,9 +16,7 @@ __device__ inline void copy_array(T *to, const T *from, int64_t count, int64_t f
   for (int64_t i = first; i < count; i += stride) to[i] = from[i];
 }
 
-// Plan: a grid-stride copy of every array, then of the changed entries. Bound by the latency of the bus for a decode
-// step, by its bandwidth for a long prefill.
-__global__ void __launch_bounds__(kThreads) store_tables(const __grid_constant__ UploadTablesParams p) {
+__device__ inline void store(const UploadTablesParams &p) {
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads;
   copy_array(p.to_seq_lens, p.seq_lens, p.num_seq_lens, first, stride);
@@ -30,12 +28,59 @@ __global__ void __launch_bounds__(kThreads) store_tables(const __grid_constant__
   for (int64_t i = first; i < p.num_changes; i += stride) p.to_block_table[p.change_indices[i]] = p.change_values[i];
 }
 
+// Plan: a grid-stride copy of every array, then of the changed entries. Bound by the latency of the bus, or by its
+// bandwidth for a long prefill.
+__global__ void __launch_bounds__(kThreads) store_tables(const __grid_constant__ UploadTablesParams p) { store(p); }
+
+template <uint64_t kBytes>
+struct SizedArgument {
+  UploadTablesParams params;      // its arrays are offsets into tables
+  alignas(16) char tables[kBytes];
+};
+
+template <class T>
+__device__ inline void move_into(const char *tables, const T **array) {
+  *array = reinterpret_cast<const T *>(tables + reinterpret_cast<uintptr_t>(*array));
+}
+
+// The same with the arrays in the argument. Bound by the latency of a launch.
+template <uint64_t kBytes>
+__global__ void __launch_bounds__(kThreads) store_argument(const __grid_constant__ SizedArgument<kBytes> argument) {
+  UploadTablesParams p = argument.params;
+  move_into(argument.tables, &p.seq_lens);
+  move_into(argument.tables, &p.cu_seqlens_q);
+  move_into(argument.tables, &p.slot_mapping);
+  move_into(argument.tables, &p.positions);
+  move_into(argument.tables, &p.step_limits);
+  move_into(argument.tables, &p.change_indices);
+  move_into(argument.tables, &p.change_values);
+  store(p);
+}
+
+// The driver copies all of an argument, and for more than these sizes takes longer than an event and staging memory do. An
+// argument of more than 4 KiB needs CUDA 12.1.
+constexpr uint64_t kSmallBytes = 3840, kLargeBytes = 7936;
+constexpr int kLargeDriver = 12010;
+
+template <class T>
+void make_offset(const char *tables, const T **array) {
+  *array = reinterpret_cast<const T *>(reinterpret_cast<const char *>(*array) - tables);
+}
+
 }  // namespace
+
+struct TablesArgument : SizedArgument<kLargeBytes> {};
+
+CudaTableUploader::CudaTableUploader(CUcontext context, uint64_t slot_bytes)
+    : context_(context), slot_bytes_(slot_bytes), argument_(new TablesArgument) {}
 
 Status CudaTableUploader::create(CUcontext context, uint64_t bytes, std::unique_ptr<TableUploader> *out) {
   const ContextScope scope(context);
   PKV_TRY(scope.status());
   std::unique_ptr<CudaTableUploader> uploader(new CudaTableUploader(context, bytes));
+  int driver = 0;
+  PKV_TRY_CUDA(cudaDriverGetVersion(&driver));
+  uploader->max_argument_bytes_ = driver >= kLargeDriver ? kLargeBytes : kSmallBytes;
   PKV_TRY_CUDA(cudaHostAlloc(reinterpret_cast<void **>(&uploader->staging_), kNumSlots * bytes, cudaHostAllocMapped));
   for (cudaEvent_t &event : uploader->events_) {
     PKV_TRY_CUDA(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
@@ -56,7 +101,12 @@ CudaTableUploader::~CudaTableUploader() {
   cudaGetLastError();
 }
 
-Status CudaTableUploader::acquire(char **out_staging) {
+Status CudaTableUploader::acquire(uint64_t bytes, char **out_staging) {
+  argument_bytes_ = bytes <= max_argument_bytes_ ? bytes : 0;
+  if (argument_bytes_ > 0) {
+    *out_staging = argument_->tables;
+    return PKV_OK;
+  }
   const ContextScope scope(context_);
   PKV_TRY(scope.status());
   PKV_TRY_CUDA(cudaEventSynchronize(events_[slot_]));  // returns at once for one never recorded
@@ -70,12 +120,30 @@ Status CudaTableUploader::submit(const UploadTablesParams &params, pkv_stream st
   const int64_t longest = std::max({params.num_seq_lens, params.num_cu_seqlens_q, params.num_tokens,
                                     params.num_step_limits, params.num_changes, int64_t{1}});
   const int64_t blocks = std::min<int64_t>((longest + kThreads - 1) / kThreads, kMaxBlocks);
-  void *arguments[] = {const_cast<UploadTablesParams *>(&params)};
   const auto queue = static_cast<cudaStream_t>(stream);
+  if (argument_bytes_ > 0) return submit_argument(params, blocks, queue);
+  void *arguments[] = {const_cast<UploadTablesParams *>(&params)};
   PKV_TRY_CUDA(cudaLaunchKernel(reinterpret_cast<const void *>(&store_tables), dim3(static_cast<unsigned int>(blocks)),
                                 dim3(kThreads), arguments, 0, queue));
   PKV_TRY_CUDA(cudaEventRecord(events_[slot_], queue));
   slot_ = (slot_ + 1) % kNumSlots;
+  return PKV_OK;
+}
+
+Status CudaTableUploader::submit_argument(const UploadTablesParams &params, int64_t num_blocks, cudaStream_t stream) {
+  UploadTablesParams &p = argument_->params;
+  p = params;
+  make_offset(argument_->tables, &p.seq_lens);
+  make_offset(argument_->tables, &p.cu_seqlens_q);
+  make_offset(argument_->tables, &p.slot_mapping);
+  make_offset(argument_->tables, &p.positions);
+  make_offset(argument_->tables, &p.step_limits);
+  make_offset(argument_->tables, &p.change_indices);
+  make_offset(argument_->tables, &p.change_values);
+  const void *kernel = argument_bytes_ <= kSmallBytes ? reinterpret_cast<const void *>(&store_argument<kSmallBytes>)
+                                                     : reinterpret_cast<const void *>(&store_argument<kLargeBytes>);
+  void *arguments[] = {argument_.get()};  // a smaller one begins like a large one
+  PKV_TRY_CUDA(cudaLaunchKernel(kernel, dim3(static_cast<unsigned int>(num_blocks)), dim3(kThreads), arguments, 0, stream));
   return PKV_OK;
 }
 
