@@ -407,9 +407,9 @@ __global__ void __launch_bounds__(kAttendThreads, Traits::kMinBlocks)
     for (int32_t packed = rows.first_row + warp; packed <= last_row; packed += kWarps) {
       const int64_t token = rows.first_token + packed / group;
       const int32_t head = kv_head * group + packed % group;
-      const PartRows parts = {launch.partial_out, launch.partial_lse, token * p.num_heads + head,
-                              p.tables.num_tokens * p.num_heads};
-      combine_parts<T>(p, parts, num_parts, token, head);
+      const PartRows parts = {launch.partial_out, launch.partial_lse, p.tables.num_tokens * p.num_heads};
+      const CombinedRow row[] = {{token * p.num_heads + head, token, head}};
+      combine_parts<T>(p, parts, num_parts, row, 1);
     }
   }
 }

@@ -340,14 +340,24 @@ class PrefillConsumer {
         if (is_inside) *reinterpret_cast<uint4 *>(target + column * 8) = {words[0], words[1], words[2], words[3]};
       }
     }
-    if (tile.num_parts > 1 && is_last_of_parts(tile)) {
-      const int warp = threadIdx.x % kWarpgroupThreads / 32;
-      for (int row = warpgroup_ * 64 + warp; row < (warpgroup_ + 1) * 64; row += kWarpgroupThreads / 32) {
-        if (row / group >= tile.num_tokens) break;
-        const PartRows parts = {launch_.partial_out, launch_.partial_lse, tile.first_row + row, tile.part_stride};
-        combine_parts<T>(p_, parts, tile.num_parts, tile.first_token + row / group,
-                         tile.kv_head * group + row % group);
+    if (tile.num_parts > 1 && is_last_of_parts(tile)) combine_tile(tile);
+  }
+
+  // The warps merge the parts of the warpgroup's rows, kRowsAtOnce of them together.
+  __device__ void combine_tile(const PrefillTile &tile) const {
+    constexpr int kRowsAtOnce = 2, kWarpRows = 16;
+    const int32_t group = launch_.group;
+    const PartRows parts = {launch_.partial_out, launch_.partial_lse, tile.part_stride};
+    const int32_t first = find_row(0) - lane_ / 4;  // of the warp
+    const int32_t num_rows = min(first + kWarpRows, tile.num_tokens * group) - first;
+    for (int32_t base = 0; base < num_rows; base += kRowsAtOnce) {
+      CombinedRow rows[kRowsAtOnce];
+#pragma unroll
+      for (int i = 0; i < kRowsAtOnce; ++i) {
+        const int32_t row = first + base + i, token = row / group;
+        rows[i] = {tile.first_row + row, tile.first_token + token, tile.kv_head * group + row - token * group};
       }
+      combine_parts<T>(p_, parts, tile.num_parts, rows, num_rows - base);
     }
   }
 

@@ -64,11 +64,12 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroupThreads, 0);
   const auto decode_first = [&] {
     using Decode = typename Traits::Decode;
-    if (static_cast<int32_t>(blockIdx.x) >= shared.shares.num_decode_blocks) return;
+    const int32_t share = find_decode_share(shared.shares, static_cast<int32_t>(blockIdx.x));
+    if (share < 0) return;
     const int thread = static_cast<int>(threadIdx.x) - Traits::kFirstConsumer * kWarpgroupThreads;
     auto *own = reinterpret_cast<DecodeShared<Decode> *>(queries + Traits::kDecodeBytes);
     start_decode<Decode>(decode_maps, own, thread);
-    decode_share<Decode>(p, launch.decode, decode_maps, own, queries, thread, static_cast<int32_t>(blockIdx.x),
+    decode_share<Decode>(p, launch.decode, decode_maps, own, queries, thread, share,
                          shared.shares.num_decode_blocks, [] { sync_named(kDecodeName, Decode::kThreads); });
     fence_shared_for_copies();
     __syncwarp();

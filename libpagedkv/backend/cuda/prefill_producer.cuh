@@ -18,8 +18,9 @@ __device__ void produce_tiles(const AttendParams &p, const PrefillLaunch &launch
   // once for every work, by who has it, and once by those that decode.
   const uint32_t num_decode = static_cast<uint32_t>(shares.num_decode_blocks), num_given = gridDim.x - num_decode;
   const uint32_t last_count = num_works + num_decode - 1;
-  uint32_t work = blockIdx.x - num_decode;
-  if (blockIdx.x < num_decode) {
+  const int32_t block = static_cast<int32_t>(blockIdx.x);
+  uint32_t work = static_cast<uint32_t>(block - count_decoding(shares, block));
+  if (find_decode_share(shares, block) >= 0) {
     if (lane == 0) work = atomicInc(launch.next_work, last_count);
     work = __shfl_sync(0xffffffffu, work, 0) + num_given;
     wait_barrier(&shared->decode_done, 0);

@@ -26,9 +26,21 @@ struct PrefillShares {
   int32_t num_works;               // of one KV head
   int32_t strip;                   // sequences that a lane has counted
   int32_t most_tiles, part_tiles;  // of keys, that a tile of rows has without being cut, and its parts then
-  int32_t num_decode_blocks;       // thread blocks that decode first
+  int32_t num_decode_blocks;       // thread blocks that decode first: the first ones, or of them every decode_step-th
+  int32_t decode_step;
   int32_t works_before[32], rows_before[32];  // each strip
 };
+
+// Of the thread blocks before `block` those that decode.
+__device__ inline int32_t count_decoding(const PrefillShares &shares, int32_t block) {
+  return min((block + shares.decode_step - 1) / shares.decode_step, shares.num_decode_blocks);
+}
+
+// The share of the decoding that a thread block has; negative: none.
+__device__ inline int32_t find_decode_share(const PrefillShares &shares, int32_t block) {
+  const int32_t share = count_decoding(shares, block);
+  return share < count_decoding(shares, block + 1) ? share : -1;
+}
 
 // A tile of rows, as the producer hands it to the consumers.
 struct PrefillTile {

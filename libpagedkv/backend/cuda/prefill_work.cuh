@@ -95,25 +95,27 @@ __device__ void find_shares(const AttendParams &p, const PrefillLaunch &launch, 
   PrefillShares shares = {};
   shares.strip = (num_sequences + 31) / 32;
   const int32_t first = lane * shares.strip, end = min(first + shares.strip, num_sequences);
-  int64_t key_tiles = 0, decode_units = 0;  // of one KV head
+  float key_tiles = 0.0f, decode_units = 0.0f;
   for (int32_t s = first; s < end; ++s) {
     const PrefillSequence<Traits> now(p, launch, s);
     const int32_t seen = p.is_causal ? now.seq_len - now.query_len / 2 : now.seq_len;
-    const int64_t mean = p.window > 0 ? min(p.window + launch.plan.tile_tokens, int64_t{seen}) : int64_t{seen};
-    key_tiles += now.num_tiles * (mean / Traits::kTile + 1);
+    const float mean = fminf(p.window > 0 ? static_cast<float>(p.window + launch.plan.tile_tokens) : 1e9f,
+                             static_cast<float>(seen));
+    key_tiles += static_cast<float>(now.num_tiles) * (mean * (1.0f / Traits::kTile) + 1.0f);
     if constexpr (Traits::kHasDecode) {
       if (launch.plan.has_decode) {
         decode_units += read_sequence<Traits::Decode::kTileKeys, Traits::Decode::kRows>(p, s).num_units();
       }
     }
   }
-  key_tiles = sum_warp(key_tiles) * p.kv.num_kv_heads, decode_units = sum_warp(decode_units) * p.kv.num_kv_heads;
-  const int64_t num_blocks = gridDim.x;
-  int64_t most = key_tiles / (kFewTiles * num_blocks), part = key_tiles / (kEnoughParts * num_blocks) + 1;
+  key_tiles = sum_warp(key_tiles) * static_cast<float>(p.kv.num_kv_heads);
+  decode_units = sum_warp(decode_units) * static_cast<float>(p.kv.num_kv_heads);
+  const float num_blocks = static_cast<float>(gridDim.x), block_tiles = __fdividef(key_tiles, num_blocks);
+  float most = block_tiles / kFewTiles, part = block_tiles / kEnoughParts + 1.0f;
   int32_t works, rows, all_rows;
   for (;;) {  // until the parts have room
-    shares.most_tiles = static_cast<int32_t>(min(max(most, int64_t{kPrefillPartTiles}), int64_t{INT32_MAX}));
-    shares.part_tiles = static_cast<int32_t>(min(max(part, int64_t{kPrefillPartTiles}), int64_t{INT32_MAX}));
+    shares.most_tiles = static_cast<int32_t>(fminf(fmaxf(most, kPrefillPartTiles), 1e9f));
+    shares.part_tiles = static_cast<int32_t>(fminf(fmaxf(part, kPrefillPartTiles), 1e9f));
     int64_t lane_rows = 0;
     works = 0;
     for (int32_t s = first; s < end; ++s) {
@@ -123,21 +125,23 @@ __device__ void find_shares(const AttendParams &p, const PrefillLaunch &launch, 
     rows = static_cast<int32_t>(min(lane_rows, kWorkspaceRows + 1));
     all_rows = sum_warp(rows);
     if (all_rows <= launch.room) break;
-    most += most / 4 + 1, part += part / 4 + 1;
+    most = most * 1.25f + 1.0f, part = part * 1.25f + 1.0f;
   }
   shares.num_works = sum_warp(works);
   if constexpr (Traits::kHasDecode) {
-    const float decode = static_cast<float>(decode_units) / Traits::kDecodeUnits, others = static_cast<float>(key_tiles);
-    const float most_blocks = decode_units == 0 ? 0.0f : key_tiles == 0 ? 1.0f : Traits::kMostDecode;
-    const float share = fminf(decode / fmaxf(decode + others, 1.0f), most_blocks);
-    shares.num_decode_blocks = static_cast<int32_t>(ceilf(share * static_cast<float>(num_blocks)));
+    const float decode = decode_units / Traits::kDecodeUnits;
+    const float most_blocks = decode == 0.0f ? 0.0f : key_tiles == 0.0f ? 1.0f : Traits::kMostDecode;
+    const float share = fminf(__fdividef(decode, fmaxf(decode + key_tiles, 1.0f)), most_blocks);
+    shares.num_decode_blocks = static_cast<int32_t>(ceilf(share * num_blocks));
+    // Neighbours read through the same port; shares start in their order, as one waits for those before it.
+    shares.decode_step = 2 * shares.num_decode_blocks <= static_cast<int32_t>(gridDim.x) ? 2 : 1;
   }
   out->works_before[lane] = scan_warp(works, lane) - works;
   out->rows_before[lane] = scan_warp(rows, lane) - rows;
   if (lane == 0) {
     out->num_works = shares.num_works, out->strip = shares.strip;
     out->most_tiles = shares.most_tiles, out->part_tiles = shares.part_tiles;
-    out->num_decode_blocks = shares.num_decode_blocks;
+    out->num_decode_blocks = shares.num_decode_blocks, out->decode_step = max(shares.decode_step, 1);
   }
 }
 
@@ -155,7 +159,7 @@ __device__ inline bool find_work(const AttendParams &p, const PrefillLaunch &lau
   int32_t works_before = shares.works_before[strip], rows_before = shares.rows_before[strip];
   int32_t sequence = strip * shares.strip;
   const int32_t end = min(sequence + shares.strip, static_cast<int32_t>(p.tables.num_sequences));
-  for (;; sequence += 32) {  // from strip to sequence
+  for (; shares.strip > 1; sequence += 32) {  // from strip to sequence
     PrefillCount own = {0, 0};
     if (sequence + lane < end) own = count_works<Traits>(p, launch, shares, sequence + lane);
     const int32_t works = works_before + scan_warp(own.works, lane), rows = rows_before + scan_warp(own.rows, lane);
