@@ -120,7 +120,7 @@ class DecodeWalk {
       finish_segment(slots);
       num_units_ -= kSegmentUnits;
       if (num_units_ <= 0) break;
-      advance_cursor(p_, &warp_.now);
+      advance_cursor<Traits>(p_, &warp_.now);
       start_segment();
     }
   }

@@ -37,14 +37,29 @@ struct DecodePlace {
   int32_t block, offset, kv_head;
 };
 
-// To the next (sequence, KV head). Rare, so it does not stand in the loops. All lanes call it.
-template <int kTileKeys, int kRows>
-__device__ __noinline__ void advance_cursor(const AttendParams &p, DecodeCursor<kTileKeys, kRows> *shared_cursor) {
-  DecodeCursor<kTileKeys, kRows> cursor = *shared_cursor;
+template <class Cursor>
+__device__ __forceinline__ void advance_shared(const AttendParams &p, Cursor *shared_cursor) {
+  Cursor cursor = *shared_cursor;
   cursor.advance(p);
   __syncwarp();
   *shared_cursor = cursor;
   __syncwarp();
+}
+
+template <class Cursor>
+__device__ __noinline__ void call_advance(const AttendParams &p, Cursor *shared_cursor) {
+  advance_shared(p, shared_cursor);
+}
+
+// To the next (sequence, KV head). Rare, so it does not stand in the loops. All lanes call it.
+template <class Traits>
+__device__ __forceinline__ void advance_cursor(const AttendParams &p,
+                                               DecodeCursor<Traits::kTileKeys, Traits::kRows> *shared_cursor) {
+  if constexpr (Traits::kCalls) {
+    call_advance(p, shared_cursor);
+  } else {
+    advance_shared(p, shared_cursor);
+  }
 }
 
 // Position in the ring.
@@ -95,7 +110,7 @@ class DecodeLoader {
     if (--num_tiles_ == 0) {
       num_units_ -= kSegmentUnits;
       if (num_units_ > 0) {
-        advance_cursor(p_, &warp_.ahead);
+        advance_cursor<Traits>(p_, &warp_.ahead);
         enter_segment();
       }
     }

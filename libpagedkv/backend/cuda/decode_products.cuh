@@ -47,6 +47,7 @@ struct DecodeTraits {
   static constexpr int kPartStride = kDim + 4;
   static constexpr int kPartFloats = kRows * kPartStride;
   static constexpr int kSharedBytes = kWarps * (kRingBytes + kPartFloats * 4) + 1024;  // to align it
+  static constexpr bool kCalls = true;  // what is rare stands in functions of its own
   static_assert(kPartFloats * 4 <= kRingBytes && kDim <= 128);  // four dims a lane where parts are merged
 };
 

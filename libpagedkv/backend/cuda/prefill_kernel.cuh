@@ -62,22 +62,23 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   }
   __syncthreads();
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroupThreads, 0);
+  const int32_t share = find_decode_share(shared.shares, static_cast<int32_t>(blockIdx.x));
   const auto decode_first = [&] {
     using Decode = typename Traits::Decode;
-    const int32_t share = find_decode_share(shared.shares, static_cast<int32_t>(blockIdx.x));
     if (share < 0) return;
     const int thread = static_cast<int>(threadIdx.x) - Traits::kFirstConsumer * kWarpgroupThreads;
     auto *own = reinterpret_cast<DecodeShared<Decode> *>(queries + Traits::kDecodeBytes);
     start_decode<Decode>(decode_maps, own, thread);
-    decode_share<Decode>(p, launch.decode, decode_maps, own, queries, thread, share,
-                         shared.shares.num_decode_blocks, [] { sync_named(kDecodeName, Decode::kThreads); });
+    decode_share<Decode>(p, launch.decode, decode_maps, own, queries, thread, share, shared.shares.num_decode_blocks,
+                         [] { sync_named(kDecodeName, Decode::kThreads); });
     fence_shared_for_copies();
     __syncwarp();
     if (threadIdx.x % 32 == 0) arrive_barrier(&shared.decode_done);
   };
-  // Where the registers that the launch gives are enough for it, the others stand in nobody's way.
-  if constexpr (Traits::kHasDecode && !Traits::kIsWidened) {
-    if (warpgroup >= Traits::kFirstConsumer) decode_first();
+  if constexpr (Traits::kHasDecode) {
+    if (warpgroup < Traits::kFirstConsumer && share >= 0) await_barrier(&shared.decode_done, 0);
+    // Where the registers that the launch gives are enough for it, the others stand in nobody's way.
+    if (!Traits::kIsWidened && warpgroup >= Traits::kFirstConsumer) decode_first();
   }
   if (warpgroup == 0) {
     release_registers<Traits::kLoadingRegisters>();

@@ -23,7 +23,6 @@ __device__ void produce_tiles(const AttendParams &p, const PrefillLaunch &launch
   if (find_decode_share(shares, block) >= 0) {
     if (lane == 0) work = atomicInc(launch.next_work, last_count);
     work = __shfl_sync(0xffffffffu, work, 0) + num_given;
-    wait_barrier(&shared->decode_done, 0);
   }
   RingCursor<Traits::kQuerySlots> slot;
   while (true) {

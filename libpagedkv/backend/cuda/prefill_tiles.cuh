@@ -58,6 +58,13 @@ struct PrefillTile {
 
 constexpr int kPrefillSharedBytes = 227 * 1024 - 1024;  // dynamic; the rest is for what the kernel declares
 
+// Decoding beside prefill. A function call anywhere in a kernel takes uniform registers from its products, so there is none.
+template <pkv_dtype kQuery, pkv_dtype kStored, int kHeadDim>
+struct MixedDecodeTraits
+    : DecodeTraits<kQuery, kStored, kHeadDim, 1, 4 * kPrefillWarpgroups, 1, decode_planes(kHeadDim)> {
+  static constexpr bool kCalls = false;
+};
+
 // kStored: of K and V; one of 8 bits is widened to the queries' dtype on its way.
 template <pkv_dtype kQuery, pkv_dtype kStored, int kKeyHeadDim, int kValueHeadDim>
 struct PrefillTraits {
@@ -85,14 +92,13 @@ struct PrefillTraits {
   static constexpr int kComputingRegisters = kIsWidened ? 208 : 232;
   // Sequences of few rows are decoded by the warpgroups that compute, before anything else.
   static constexpr bool kHasDecode = has_prefill_decode(kKeyDim, kValueDim);
-  using Decode = DecodeTraits<kQuery, kStored, kHasDecode ? kKeyDim : 128, 1, 4 * kPrefillWarpgroups, 1,
-                              kHasDecode ? decode_planes(kKeyDim) : 4>;
+  using Decode = MixedDecodeTraits<kQuery, kStored, kHasDecode ? kKeyDim : 128>;
   static_assert(Decode::kRows == kMixedRows);
   static constexpr int kDecodeBytes = Decode::kSharedBytes - 1024;
   static_assert(!kHasDecode || kDecodeBytes + sizeof(DecodeShared<Decode>) <= kSharedBytes - 1024, "in place of the ring");
   // Units of decoding that a thread block does while it computes a tile of keys, and the share of the thread blocks
   // with which decoding is nearly as fast as with all (measured: docs/kernels.md).
-  static constexpr float kDecodeUnits = kIsWidened ? 20.0f : 25.0f, kMostDecode = kIsWidened ? 0.75f : 0.46f;
+  static constexpr float kDecodeUnits = kIsWidened ? 12.0f : 20.0f, kMostDecode = kIsWidened ? 1.0f : 0.5f;
 };
 
 // Stages of K or V of 8 bits, between the warp that loads and the two that widen: the halves of a tile of keys.
