@@ -357,7 +357,9 @@ typedef struct pkv_cache_options {
                                 may stand more than once */
   int32_t num_devices;       /* 0: device alone */
   pkv_shard shard;           /* what each of several devices holds */
-  /* Tiers (docs/tiers.md): where evicted blocks go, so that a later open finds them again. */
+  /* Tiers (docs/tiers.md): where evicted blocks go, so that a later open finds them again. Of several devices together;
+   * with PKV_SHARD_SEQUENCES each has an equal share of the slots and of the bytes on disk, in a file of its own, whose
+   * name is the path, a dot and the number of the device. */
   uint64_t host_tier_bytes;   /* pinned host memory for as many blocks as fit; 0: no host tier */
   int64_t host_tier_blocks;   /* or so many blocks */
   const char *disk_tier_path; /* NULL, or the file behind the host tier; made where there is none, kept at the end. One
@@ -696,6 +698,12 @@ typedef struct pkv_batch_options {
   int32_t num_heads;           /* query heads, for the attention workspace; 0: found at the first attend */
   uint32_t formats;            /* 0: PKV_FORMAT_TABLE */
   pkv_table_memory tables;     /* where kernels find the tables; default: in the device's memory */
+  /* Default off. On: prepare finds neighbouring sequences of the step that begin with the same blocks, and attend reads
+     those once for all of them where that is faster (a decode step on a CUDA device of compute capability 9.0). The
+     result is the same but for rounding. Whoever orders the step keeps sequences with a common prefix together. */
+  pkv_toggle shared_prefixes;
+  int64_t min_shared_tokens; /* that a step must save the reading of, (sequences - 1) * common tokens of each run of
+                                neighbours; 0: what pays */
 } pkv_batch_options;
 
 PKV_API pkv_status pkv_batch_create(pkv_cache *cache, const pkv_batch_options *options, pkv_batch **out);
@@ -740,7 +748,9 @@ typedef enum pkv_batch_table {
   PKV_BLOCK_POINTERS = 8, /* int64 [num_blocks of the cache]; it grows in place */
   /* Of a part (pkv_batch_get_part), on the host: where its sequences and tokens stand in the whole prepare. */
   PKV_SEQUENCE_PLACES = 9, /* int64 [num_sequences]; -1 for padding */
-  PKV_TOKEN_PLACES = 10    /* int64 [num_tokens]; -1 for padding */
+  PKV_TOKEN_PLACES = 10,   /* int64 [num_tokens]; -1 for padding */
+  /* With shared_prefixes: tokens that a sequence begins with and that its neighbours of the step share; else 0. */
+  PKV_SHARED_LENS = 11 /* int32 [num_sequences] */
 } pkv_batch_table;
 
 /* A table of the last prepare, on the host; release it with pkv_array_release. Its memory is refilled by the next
@@ -768,6 +778,7 @@ typedef struct pkv_batch_info {
   int64_t max_seq_len;
   uint64_t generation;   /* changes when a table moves, or the cache shrinks */
   uint64_t uploaded_bytes; /* to the device by the last prepare; 0 on the host */
+  int64_t num_shared_prefixes; /* that were found; 0 without shared_prefixes */
 } pkv_batch_info;
 PKV_API pkv_status pkv_batch_get_info(const pkv_batch *batch, pkv_batch_info *out);
 
@@ -925,6 +936,9 @@ typedef struct pkv_write_options {
   const pkv_rope *rope; /* NULL: K is stored as given */
   int32_t device_index; /* of several devices, the one that the tensors are on and the kernel runs on; its heads or layers
                            only, layer counted as in the whole model */
+  pkv_toggle pdl;       /* default off. On: the kernel may begin beside the end of the launch before it in the stream, and
+                           lets the next one do so (programmatic dependent launch; where the device has it). It waits for
+                           that launch before it reads or writes anything, so the result is the same */
 } pkv_write_options;
 
 /* Stores the rows of a step's new tokens at its slots. k: [num_tokens, num_kv_heads, head_dim], v: [num_tokens,
@@ -971,6 +985,7 @@ typedef struct pkv_attend_options {
   pkv_toggle invariant;           /* default off. On: a sequence's result does not depend, by a bit, on the step's other
                                      sequences (on the host it never does) */
   int32_t device_index;           /* as in pkv_write_options; num_heads is that of the device */
+  pkv_toggle pdl;                 /* likewise */
 } pkv_attend_options;
 
 /*

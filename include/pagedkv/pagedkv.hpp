@@ -695,7 +695,7 @@ class Batch {
                             tokens.size() == 0 ? nullptr : tokens.data(), tokens.size(), &options));
   }
   void discard() { check(pkv_batch_discard(get())); }
-  // Steps without the host, behind a prepare with steps_ahead. is_active: NULL for all.
+  // Steps without the host, behind a prepare with steps_ahead. is_active: NULL for all; of several devices one tensor of each.
   void advance(const pkv_tensor *is_active = nullptr, pkv_stream stream = nullptr) {
     check(pkv_batch_advance(get(), is_active, stream));
   }
@@ -723,6 +723,7 @@ class Batch {
   Array<int32_t> indptr() const { return table<int32_t>(PKV_INDPTR); }
   Array<int32_t> indices() const { return table<int32_t>(PKV_INDICES); }
   Array<int32_t> last_block_len() const { return table<int32_t>(PKV_LAST_BLOCK_LEN); }
+  Array<int32_t> shared_lens() const { return table<int32_t>(PKV_SHARED_LENS); }
   Array<int64_t> block_pointers() const { return table<int64_t>(PKV_BLOCK_POINTERS); }
   // Likewise a step of one device.
   pkv_batch *part(int32_t device_index) const {

@@ -54,7 +54,7 @@ pkv_status pkv_write_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch,
     PKV_TRY(find_step(cache, given.device_index, layer, batch, &place));
     const int32_t device = place.device_index;
     return write_kv(place.cache->shard(device).backend, place.cache->describe_kv(layer, device),
-                    place.batch->tables(device), *k, *v, given.rope == nullptr ? nullptr : &rope, given.stream);
+                    place.batch->tables(device), *k, *v, given.rope == nullptr ? nullptr : &rope, given.pdl, given.stream);
   });
 }
 

@@ -39,12 +39,15 @@ pkv_status pkv_batch_create(pkv_cache *cache, const pkv_batch_options *options, 
     if (given.tables != PKV_TABLES_DEVICE && given.tables != PKV_TABLES_MAPPED) {
       return fail(PKV_INVALID_ARGUMENT, "tables is %d, unknown", static_cast<int>(given.tables));
     }
-    const BatchOptions batch_options = {given.max_sequences,
-                                        given.max_tokens,
-                                        given.max_sequence_length,
-                                        given.num_heads,
-                                        given.formats | PKV_FORMAT_TABLE,
-                                        given.tables == PKV_TABLES_MAPPED};
+    BatchOptions batch_options;
+    batch_options.max_sequences = given.max_sequences;
+    batch_options.max_tokens = given.max_tokens;
+    batch_options.max_sequence_length = given.max_sequence_length;
+    batch_options.num_heads = given.num_heads;
+    batch_options.formats = given.formats | PKV_FORMAT_TABLE;
+    batch_options.is_mapped = given.tables == PKV_TABLES_MAPPED;
+    PKV_TRY(read_toggle("shared_prefixes", given.shared_prefixes, false, &batch_options.shares_prefixes));
+    batch_options.min_shared_tokens = given.min_shared_tokens;
     auto handle = std::make_unique<pkv_batch>();
     handle->cache = cache->cache;
     handle->options = given;

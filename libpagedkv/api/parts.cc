@@ -505,6 +505,7 @@ void sum_batch_info(const pkv_batch *batch, pkv_batch_info *out) {
     out->max_query_len = std::max(out->max_query_len, info.max_query_len);
     out->max_seq_len = std::max(out->max_seq_len, info.max_seq_len);
     out->generation += info.generation;
+    out->num_shared_prefixes += info.num_shared_prefixes;
   }
 }
 

@@ -193,9 +193,11 @@ Status read_rope(const pkv_rope &rope, int32_t head_dim, RopeParams *out) {
 }
 
 Status write_kv(Backend *backend, const PagedKv &kv, const StepTables &tables, const pkv_tensor &k,
-                const pkv_tensor &v, const pkv_rope *rope, pkv_stream stream) {
+                const pkv_tensor &v, const pkv_rope *rope, pkv_toggle pdl, pkv_stream stream) {
   WriteKvParams params = {};
   PKV_TRY(read_rows(k, v, kv, tables.num_tokens, &params));
+  PKV_TRY(check_toggle("pdl", pdl));
+  params.is_beside = params.lets_next = pdl == PKV_ON;
   if (rope != nullptr) {
     PKV_TRY(read_rope(*rope, kv.head_dim, &params.rope));
     if (!is_float_dtype(k.dtype)) {
@@ -265,6 +267,7 @@ Status attend(Backend *backend, const PagedKv &kv, const StepTables &tables, voi
   if (options.tree_mask != nullptr) PKV_TRY(check_tree_mask(*options.tree_mask, tables, &params));
   PKV_TRY(check_toggle("causal", options.causal));
   PKV_TRY(check_toggle("invariant", options.invariant));
+  PKV_TRY(check_toggle("pdl", options.pdl));
   if (!std::isfinite(options.scale)) {
     return fail(PKV_INVALID_ARGUMENT, "scale is %g, not finite", static_cast<double>(options.scale));
   }
@@ -286,6 +289,7 @@ Status attend(Backend *backend, const PagedKv &kv, const StepTables &tables, voi
   params.scale = options.scale == 0 ? 1.0f / std::sqrt(static_cast<float>(kv.head_dim)) : options.scale;
   params.is_causal = options.causal != PKV_OFF;
   params.is_invariant = options.invariant == PKV_ON;
+  params.is_beside = params.lets_next = options.pdl == PKV_ON;
   params.window = options.window;
   params.softcap = options.softcap;
   params.workspace = workspace;

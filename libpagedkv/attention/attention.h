@@ -11,7 +11,7 @@ Status read_rope(const pkv_rope &rope, int32_t head_dim, RopeParams *out);
 
 // k, v: one row per token of the step. rope may be null.
 Status write_kv(Backend *backend, const PagedKv &kv, const StepTables &tables, const pkv_tensor &k,
-                const pkv_tensor &v, const pkv_rope *rope, pkv_stream stream);
+                const pkv_tensor &v, const pkv_rope *rope, pkv_toggle pdl, pkv_stream stream);
 
 // Rows of one sequence out of the cache and back, as many as k and v have to be: count.
 Status gather_kv(Backend *backend, const PagedKv &kv, const SequenceRows &sequence, int64_t count, const pkv_tensor &k,

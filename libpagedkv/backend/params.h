@@ -29,6 +29,22 @@ struct PagedKv {
   int64_t scale_token_stride, scale_head_stride;  // float32 elements
 };
 
+// Leading keys that neighbouring sequences of a step have in the same blocks.
+struct SharedPrefix {
+  int32_t first_token;  // of theirs, in the step
+  int32_t num_before;   // tokens of the sequences of all prefixes before this one
+  int32_t num_keys;     // whole blocks, all of which every query of theirs sees
+  int32_t sequence;     // the first one
+};
+
+// Those of a step, in its order. All null where none are looked for. The counts stand in front of the items, as an entry.
+struct SharedPrefixes {
+  const int32_t *lens;        // [num_sequences]: num_keys of the sequence's prefix, 0 without one
+  const int32_t *counts;      // [2]: prefixes, and tokens of their sequences
+  const SharedPrefix *items;  // [prefixes + 1]: of the last one only num_before counts, which is all tokens
+  int64_t num_prefixes;       // as the host knows it
+};
+
 // One step: tables of a batch, on the device of the cache.
 struct StepTables {
   int64_t num_sequences;       // padding included: seq_len 0, no query tokens
@@ -44,6 +60,7 @@ struct StepTables {
   int64_t total_seq_len;       // sum of seq_lens
   int64_t max_count;           // new tokens of one sequence, exactly
   int64_t max_position;        // of a new token; -1 without any
+  SharedPrefixes prefixes;
 };
 
 // What a prepared step changes of the tables on the device: the sources lie in pinned memory that the device reads, the
@@ -51,12 +68,17 @@ struct StepTables {
 // (index, value).
 struct UploadTablesParams {
   int64_t num_seq_lens, num_cu_seqlens_q, num_tokens, num_step_limits, num_changes;
+  int64_t num_prefix_lens, num_prefixes;        // of the shared ones: lens, and entries with their counts in front
   const int32_t *seq_lens, *cu_seqlens_q;       // [num_seq_lens], [num_cu_seqlens_q]
   const int64_t *slot_mapping, *positions;      // [num_tokens]
   const int32_t *step_limits;                   // [num_step_limits]
+  const int32_t *prefix_lens;                   // [num_prefix_lens]
+  const SharedPrefix *prefixes;                 // [num_prefixes]
   const int64_t *change_indices;                // [num_changes]
   const int32_t *change_values;                 // [num_changes]
   int32_t *to_seq_lens, *to_cu_seqlens_q, *to_block_table, *to_step_limits;
+  int32_t *to_prefix_lens;
+  SharedPrefix *to_prefixes;
   int64_t *to_slot_mapping, *to_positions;
   uint32_t *to_num_refused;                     // becomes 0, unless it is null
 };
@@ -112,6 +134,8 @@ struct WriteKvParams {
   pkv_dtype dtype;              // of k and v: a float dtype, or kv.dtype (stored as it is)
   int64_t k_token_stride, k_head_stride;  // elements
   int64_t v_token_stride, v_head_stride;
+  bool is_beside;               // the launch may begin beside the end of the one before it (pdl)
+  bool lets_next;               // and lets the next one
 };
 
 // The rows of one sequence, out of the cache. A row whose block was given back becomes 0.
@@ -147,7 +171,10 @@ struct AttendParams {
   const uint8_t *tree_mask;
   int64_t tree_mask_stride;
   bool is_invariant;            // the result of a sequence must not depend on the rest of the batch
+  bool is_beside, lets_next;    // as in WriteKvParams
   void *workspace;              // of the batch, on the device: Backend::attend_workspace_bytes
+  // [num_sequences] or null: keys before it are left out. Set by the CUDA backend, for its decode kernel alone.
+  const int32_t *first_keys;
 };
 
 // Copies of whole blocks as if at once: every source is read before any destination is written.

@@ -6,6 +6,7 @@
 
 #include "base/checked.h"
 #include "base/counting.h"
+#include "base/dtype.h"
 #include "base/ranges.h"
 
 namespace pkv {
@@ -14,6 +15,16 @@ namespace {
 constexpr int64_t kMaxCount = std::numeric_limits<int32_t>::max() - 1;
 constexpr int64_t kFewTokens = 1024;  // slots of so many are always written at once
 constexpr uint32_t kKnownFormats = PKV_FORMAT_TABLE | PKV_FORMAT_CSR | PKV_FORMAT_POINTERS;
+
+// Bytes of K and V of a layer whose reading a step must save: with fewer two more launches cost as much (docs/kernels.md).
+constexpr int64_t kLeastSavedBytes = int64_t{128} << 20;
+
+int64_t choose_least_saved(const Cache &cache, const BatchOptions &options) {
+  if (options.min_shared_tokens > 0) return options.min_shared_tokens;
+  const PagedKv kv = cache.describe_kv(0, 0);
+  const int64_t token_bytes = int64_t{kv.num_kv_heads} * (kv.head_dim + kv.v_head_dim) * dtype_bytes(kv.dtype);
+  return divide_up(kLeastSavedBytes, token_bytes);
+}
 
 Status check_size(const char *name, int64_t value, int64_t smallest) {
   if (value >= smallest && value <= kMaxCount) return PKV_OK;
@@ -29,6 +40,7 @@ Status Batch::create(std::shared_ptr<Cache> cache, const BatchOptions &options, 
   PKV_TRY(check_size("max_tokens", options.max_tokens, 1));
   PKV_TRY(check_size("max_sequence_length", options.max_sequence_length, 0));
   PKV_TRY(check_size("num_heads", options.num_heads, 0));
+  PKV_TRY(check_size("min_shared_tokens", options.min_shared_tokens, 0));
   if ((options.formats & ~kKnownFormats) != 0) {
     return fail(PKV_INVALID_ARGUMENT, "formats is %#x, with unknown bits", options.formats);
   }
@@ -68,6 +80,9 @@ Batch::Batch(std::shared_ptr<Cache> cache, const BatchOptions &options)
     sequence_places_ = SharedArray<int64_t>(options.max_sequences);
     token_places_ = SharedArray<int64_t>(options.max_tokens);
   }
+  if (options.shares_prefixes) {
+    prefixes_ = std::make_unique<PrefixFinder>(options.max_sequences, block_size_, choose_least_saved(*cache_, options));
+  }
   if ((options.formats & PKV_FORMAT_POINTERS) != 0) {
     for (int32_t device = 0; device < cache_->num_devices(); ++device) {
       SharedArray<int64_t> pointers(cache_->max_num_blocks());
@@ -86,6 +101,7 @@ Status Batch::create_device_tables() {
     std::unique_ptr<DeviceTables> tables;
     PKV_TRY(DeviceTables::create(shard.backend, options_.max_sequences, options_.max_tokens, num_pointers,
                                  shard.plan.layout.describe_kv(0).head_dim, options_.is_mapped, &tables));
+    if (prefixes_ != nullptr) PKV_TRY(tables->allocate_prefixes(options_.max_sequences));
     if (num_pointers > 0) {
       PKV_TRY(tables->upload_block_pointers(block_pointers_[static_cast<size_t>(device)].data(), num_pointers));
     }
@@ -314,6 +330,19 @@ void Batch::fill_tables(int64_t num_sequences, int64_t num_tokens) {
   num_tokens_ = num_tokens;
   if (step_limits_.size() > 0) fill_step_limits();
   if (has_csr()) fill_csr(num_sequences);
+  if (prefixes_ != nullptr) find_prefixes();
+}
+
+// Rows out of which a window took blocks have no beginning to share.
+void Batch::find_prefixes() {
+  prefixes_->begin();
+  for (size_t i = 0; i < step_.items.size(); ++i) {
+    const int64_t index = static_cast<int64_t>(i);
+    const Row &row = rows_[index];
+    prefixes_->add({row.id, row.table_version, block_table_.data() + index * table_stride_,
+                    row.released_end > 0 ? 0 : row.num_used, step_.items[i].old_length});
+  }
+  prefixes_->find(cu_seqlens_q_.data(), num_sequences_);
 }
 
 // Not where they travel to a device, or may be looked at any time.
@@ -439,6 +468,7 @@ StepTables Batch::host_tables() const {
   tables.total_seq_len = total_seq_len_;
   tables.max_count = max_count_;
   tables.max_position = max_position_;
+  if (prefixes_ != nullptr) tables.prefixes = prefixes_->view();
   return tables;
 }
 

@@ -16,6 +16,7 @@
 #include "base/shared_array.h"
 #include "cache/cache.h"
 #include "cache/device_tables.h"
+#include "cache/shared_prefixes.h"
 
 namespace pkv {
 
@@ -27,6 +28,8 @@ struct BatchOptions {
   uint32_t formats = PKV_FORMAT_TABLE;
   bool is_mapped = false;   // tables of a device stay in memory of the host
   bool has_places = false;  // it is the part of a larger batch
+  bool shares_prefixes = false;
+  int64_t min_shared_tokens = 0;  // 0: what pays
 };
 
 struct PrepareOptions {
@@ -109,6 +112,7 @@ class Batch {
   void clear_row_tail(int64_t index);
   void fill_slot_mapping(const int32_t *blocks, int64_t begin, int64_t end, int64_t *to) const;  // [end - begin]
   void fill_csr(int64_t num_sequences);
+  void find_prefixes();
   Status upload_tables();
   Status check_steps_ahead(const int64_t *counts, int64_t num_sequences, const PrepareOptions &options) const;
   Status ensure_step_limits();
@@ -154,6 +158,7 @@ class Batch {
   SharedArray<int64_t> sequence_places_;  // [max_sequences] with has_places; -1 for padding
   SharedArray<int64_t> token_places_;     // [max_tokens] likewise
   std::vector<SharedArray<int64_t>> block_pointers_;  // [num_devices][max_num_blocks]; none without the format
+  std::unique_ptr<PrefixFinder> prefixes_;  // null where none are looked for
   SharedArray<int32_t> step_limits_;  // [max_sequences] once there was a step ahead; see AdvanceParams
   uint32_t num_refused_ = 0;  // on the host
 

@@ -126,11 +126,12 @@ Status Batch::get_advanced(int64_t num_sequences, pkv_stream stream, int64_t *ou
   }
   PKV_TRY(cache_->check_not_capturing(stream));
   const size_t size = static_cast<size_t>(num_sequences);
-  std::vector<int32_t> lengths(seq_lens_.data(), seq_lens_.data() + size), others(size);
+  std::vector<int32_t> downloaded(devices_.empty() ? 0 : size), others(devices_.size() > 1 ? size : 0);
+  const int32_t *lengths = devices_.empty() ? seq_lens_.data() : downloaded.data();
   uint32_t num_refused = num_refused_;
   for (size_t i = 0; i < devices_.size(); ++i) {
     const pkv_stream own = cache_->stream_of(stream, static_cast<int32_t>(i));
-    PKV_TRY(devices_[i]->download_steps(num_sequences, own, i == 0 ? lengths.data() : others.data(), &num_refused));
+    PKV_TRY(devices_[i]->download_steps(num_sequences, own, i == 0 ? downloaded.data() : others.data(), &num_refused));
     for (size_t j = 0; i > 0 && j < size; ++j) {
       if (others[j] == lengths[j]) continue;
       return fail(PKV_INVALID_ARGUMENT, "sequences[%zu] has %d tokens on device %zu and %d on device 0: the devices did not "

@@ -26,6 +26,7 @@ void Batch::get_info(pkv_batch_info *out) const {
   out->max_seq_len = max_seq_len_;
   out->generation = generation_ + cache_->num_shrinks() - old_shrinks_;  // graphs and tables of before are over
   out->uploaded_bytes = 0;
+  out->num_shared_prefixes = prefixes_ == nullptr ? 0 : prefixes_->num_prefixes();
   for (const std::unique_ptr<DeviceTables> &device : devices_) out->uploaded_bytes += device->uploaded_bytes();
 }
 
@@ -56,6 +57,7 @@ Status Batch::get_device_table(pkv_batch_table table, int32_t device_index, pkv_
       case PKV_INDICES: array.data = device.indices(); break;
       case PKV_LAST_BLOCK_LEN: array.data = device.last_block_len(); break;
       case PKV_BLOCK_POINTERS: array.data = device.block_pointers(); break;
+      case PKV_SHARED_LENS: array.data = device.prefix_lens(); break;
       case PKV_SEQUENCE_PLACES:
       case PKV_TOKEN_PLACES: return fail(PKV_UNSUPPORTED, "places are on the host only");
     }
@@ -101,6 +103,12 @@ Status Batch::get_table(pkv_batch_table table, pkv_array *out) const {
         return fail(PKV_UNSUPPORTED, "the batch was created without the format pointers");
       }
       export_vector(block_pointers_[0], cache_->num_blocks(), out);
+      return PKV_OK;
+    case PKV_SHARED_LENS:
+      if (prefixes_ == nullptr) {
+        return fail(PKV_UNSUPPORTED, "the batch was created without shared_prefixes");
+      }
+      export_vector(prefixes_->lens(), num_sequences_, out);
       return PKV_OK;
     case PKV_SEQUENCE_PLACES:
     case PKV_TOKEN_PLACES:

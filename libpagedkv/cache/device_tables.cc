@@ -4,6 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include "cache/shared_prefixes.h"
+
 namespace pkv {
 namespace {
 
@@ -43,6 +45,8 @@ uint64_t count_staging_bytes(const UploadTablesParams &params) {
          StagingWriter::bytes(params.num_cu_seqlens_q, sizeof(int32_t)) +
          2 * StagingWriter::bytes(params.num_tokens, sizeof(int64_t)) +
          StagingWriter::bytes(params.num_step_limits, sizeof(int32_t)) +
+         StagingWriter::bytes(params.num_prefix_lens, sizeof(int32_t)) +
+         StagingWriter::bytes(params.num_prefixes, sizeof(SharedPrefix)) +
          StagingWriter::bytes(params.num_changes, sizeof(int64_t)) +
          StagingWriter::bytes(params.num_changes, sizeof(int32_t));
 }
@@ -96,6 +100,8 @@ Status DeviceTables::create(Backend *backend, int64_t max_sequences, int64_t max
   most.num_cu_seqlens_q = max_sequences + 1;
   most.num_tokens = max_tokens;
   most.num_changes = max_changes;
+  most.num_prefix_lens = max_sequences;
+  most.num_prefixes = PrefixFinder::most_entries(max_sequences);
   PKV_TRY(backend->create_table_uploader(count_staging_bytes(most), &tables->uploader_));
   *out = std::move(tables);
   return PKV_OK;
@@ -131,6 +137,15 @@ Status DeviceTables::allocate_steps(int64_t max_sequences) {
   if (step_limits_.as<void>() != nullptr) return PKV_OK;
   PKV_TRY(allocate_table(sizeof(uint32_t), &num_refused_));
   return allocate_table(static_cast<uint64_t>(max_sequences) * sizeof(int32_t), &step_limits_);
+}
+
+Status DeviceTables::allocate_prefixes(int64_t max_sequences) {
+  const size_t num_entries = static_cast<size_t>(PrefixFinder::most_entries(max_sequences));
+  sent_prefix_lens_.resize(static_cast<size_t>(max_sequences), 0);
+  sent_prefixes_.resize(num_entries, SharedPrefix{});
+  PKV_TRY(allocate_table(static_cast<uint64_t>(max_sequences) * sizeof(int32_t), &prefix_lens_));
+  PKV_TRY(allocate_table(num_entries * sizeof(SharedPrefix), &prefixes_));
+  return backend_->fill(prefixes_.as<void>(), 0, sizeof(SharedPrefix));
 }
 
 void DeviceTables::describe_steps(AdvanceParams *out) const {
@@ -172,8 +187,11 @@ Status DeviceTables::upload(const StepTables &host, int64_t num_items, const std
     std::copy_n(host.cu_seqlens_q, num_sequences + 1, sent_cu_seqlens_q_.begin());
   }
   params.num_step_limits = step_limits == nullptr ? 0 : num_sequences;
-  uploaded_bytes_ = static_cast<uint64_t>(params.num_seq_lens + params.num_cu_seqlens_q + params.num_step_limits) *
+  if (host.prefixes.lens != nullptr) plan_prefixes(host, &params);
+  uploaded_bytes_ = static_cast<uint64_t>(params.num_seq_lens + params.num_cu_seqlens_q + params.num_step_limits +
+                                          params.num_prefix_lens) *
                         sizeof(int32_t) +
+                    static_cast<uint64_t>(params.num_prefixes) * sizeof(SharedPrefix) +
                     static_cast<uint64_t>(params.num_tokens) * 2 * sizeof(int64_t) +
                     static_cast<uint64_t>(num_changes) * (sizeof(int64_t) + sizeof(int32_t));
   params.to_seq_lens = seq_lens_.as<int32_t>();
@@ -182,6 +200,8 @@ Status DeviceTables::upload(const StepTables &host, int64_t num_items, const std
   params.to_positions = positions_.as<int64_t>();
   params.to_block_table = block_table_.as<int32_t>();
   params.to_step_limits = step_limits_.as<int32_t>();
+  params.to_prefix_lens = prefix_lens_.as<int32_t>();
+  params.to_prefixes = prefixes_.as<SharedPrefix>();
   params.to_num_refused = step_limits == nullptr ? nullptr : num_refused_.as<uint32_t>();
   int64_t num_done = 0;
   do {
@@ -195,6 +215,8 @@ Status DeviceTables::upload(const StepTables &host, int64_t num_items, const std
     params.slot_mapping = writer.write(host.slot_mapping, params.num_tokens);
     params.positions = writer.write(host.positions, params.num_tokens);
     params.step_limits = writer.write(step_limits, params.num_step_limits);
+    params.prefix_lens = writer.write(host.prefixes.lens, params.num_prefix_lens);
+    params.prefixes = writer.write(params.num_prefixes == 0 ? nullptr : host.prefixes.items - 1, params.num_prefixes);
     int64_t *indices = writer.take<int64_t>(params.num_changes);
     int32_t *values = writer.take<int32_t>(params.num_changes);
     for (int64_t i = 0; i < params.num_changes; ++i) {
@@ -206,9 +228,25 @@ Status DeviceTables::upload(const StepTables &host, int64_t num_items, const std
     PKV_TRY(uploader_->submit(params, stream));
     num_done += params.num_changes;
     params.num_seq_lens = params.num_cu_seqlens_q = params.num_tokens = params.num_step_limits = 0;
+    params.num_prefix_lens = params.num_prefixes = 0;
     params.to_num_refused = nullptr;
   } while (num_done < num_changes);
   return PKV_OK;
+}
+
+// What the device has not got yet of the shared prefixes.
+void DeviceTables::plan_prefixes(const StepTables &host, UploadTablesParams *params) {
+  const int64_t num_sequences = host.num_sequences, num_entries = host.prefixes.num_prefixes + 2;
+  if (num_sequences > num_sent_prefix_lens_ ||
+      !std::equal(host.prefixes.lens, host.prefixes.lens + num_sequences, sent_prefix_lens_.begin())) {
+    params->num_prefix_lens = num_sent_prefix_lens_ = num_sequences;
+    std::copy_n(host.prefixes.lens, num_sequences, sent_prefix_lens_.begin());
+  }
+  const SharedPrefix *entries = host.prefixes.items - 1;  // the counts in front
+  const size_t bytes = static_cast<size_t>(num_entries) * sizeof(SharedPrefix);
+  if (num_entries == num_sent_prefixes_ && std::memcmp(entries, sent_prefixes_.data(), bytes) == 0) return;
+  params->num_prefixes = num_sent_prefixes_ = num_entries;
+  std::copy_n(entries, num_entries, sent_prefixes_.begin());
 }
 
 Status DeviceTables::build_csr(const StepTables &host, int32_t block_size, pkv_stream stream) {
@@ -228,6 +266,10 @@ StepTables DeviceTables::view(const StepTables &host) const {
   tables.cu_seqlens_q = cu_seqlens_q_.as<int32_t>();
   tables.slot_mapping = slot_mapping_.as<int64_t>();
   tables.positions = positions_.as<int64_t>();
+  if (host.prefixes.lens != nullptr) {
+    SharedPrefix *entries = prefixes_.as<SharedPrefix>();
+    tables.prefixes = {prefix_lens_.as<int32_t>(), &entries->first_token, entries + 1, host.prefixes.num_prefixes};
+  }
   return tables;
 }
 

@@ -74,6 +74,8 @@ class DeviceTables {
   Status build_csr(const StepTables &host, int32_t block_size, pkv_stream stream);
   // Room for the limits of steps on the device; again does nothing.
   Status allocate_steps(int64_t max_sequences);
+  // Room for shared prefixes, those of no sequences.
+  Status allocate_prefixes(int64_t max_sequences);
   // What the kernel that advances is to change, of a step that was uploaded.
   void describe_steps(AdvanceParams *out) const;
   // Behind what is queued on the stream. out_seq_lens: [num_sequences].
@@ -85,6 +87,7 @@ class DeviceTables {
   const int32_t *indptr() const { return indptr_.as<int32_t>(); }
   const int32_t *indices() const { return indices_.as<int32_t>(); }
   const int32_t *last_block_len() const { return last_block_len_.as<int32_t>(); }
+  const int32_t *prefix_lens() const { return prefix_lens_.as<int32_t>(); }
   const int64_t *block_pointers() const { return block_pointers_.as<int64_t>(); }
   void *workspace() const { return workspace_.as<void>(); }
 
@@ -95,6 +98,7 @@ class DeviceTables {
         is_mapped_(is_mapped),
         sent_cu_seqlens_q_(static_cast<size_t>(max_sequences) + 1, 0) {}
   Status allocate_table(uint64_t bytes, DeviceArray *out);
+  void plan_prefixes(const StepTables &host, UploadTablesParams *params);
 
   Backend *const backend_;
   const int64_t max_changes_;  // of the block table in one slot of staging memory
@@ -103,9 +107,13 @@ class DeviceTables {
   SentExtent sent_sequences_, sent_tokens_;
   std::vector<int32_t> sent_cu_seqlens_q_;  // as they are on the device, as far as they were sent
   int64_t num_sent_cu_seqlens_q_ = 1;
+  std::vector<int32_t> sent_prefix_lens_;  // likewise, with shared prefixes
+  std::vector<SharedPrefix> sent_prefixes_;  // counts and items
+  int64_t num_sent_prefix_lens_ = 0, num_sent_prefixes_ = 0;
   std::unique_ptr<TableUploader> uploader_;
   DeviceArray seq_lens_, cu_seqlens_q_, slot_mapping_, positions_, block_table_, block_pointers_, workspace_;
   DeviceArray indptr_, indices_, last_block_len_;  // with the format csr
+  DeviceArray prefix_lens_, prefixes_;     // with shared prefixes
   DeviceArray step_limits_, num_refused_;  // once there was a step ahead
 };
 

@@ -83,7 +83,7 @@ Rotary position embedding for write_kv, which rotates K at each token's position
 
 
 cdef int write_kv(Cache cache, object layer, object batch, object k, object v, object stream, object rope,
-                  object shard) except -1:
+                  object pdl, object shard) except -1:
     cdef pkv_write_options options
     cdef pkv_rope rotation
     cdef pkv_status status
@@ -96,6 +96,7 @@ cdef int write_kv(Cache cache, object layer, object batch, object k, object v, o
     memset(&options, 0, sizeof(options))
     options.struct_size = sizeof(options)
     as_stream(stream, &options.stream)
+    options.pdl = PKV_ON if pdl else PKV_OFF
     if rope is not None:
         if not isinstance(rope, Rope) or (<Rope> rope)._rope.struct_size == 0:
             raise InvalidArgumentError(f"rope must be a pagedkv.Rope, got {describe(rope)}")
@@ -225,7 +226,7 @@ cdef TensorView as_optional(object value, str name, bint is_host, bint is_writte
 
 cdef object attend(Cache cache, object layer, object batch, object q, object out, object stream, object scale,
                    object causal, object window, object softcap, object sinks, object alibi_slopes, object tree_mask,
-                   object lse, object invariant, object shard):
+                   object lse, object invariant, object pdl, object shard):
     cdef pkv_attend_options options
     cdef pkv_status status
     cdef int32_t index = as_int32(layer, "layer")
@@ -238,6 +239,7 @@ cdef object attend(Cache cache, object layer, object batch, object q, object out
     as_stream(stream, &options.stream)
     options.causal = PKV_ON if causal else PKV_OFF
     options.invariant = PKV_ON if invariant else PKV_OFF
+    options.pdl = PKV_ON if pdl else PKV_OFF
     if scale is not None:
         options.scale = as_float(scale, "scale")
     if window is not None:

@@ -23,7 +23,7 @@ from pagedkv._steps import advance, get_advanced, settle
 from pagedkv.abi cimport (
     PKV_BLOCK_POINTERS, PKV_BLOCK_TABLE, PKV_CU_SEQLENS_Q, PKV_FORMAT_CSR, PKV_FORMAT_POINTERS, PKV_FORMAT_TABLE,
     PKV_INDICES, PKV_INDPTR, PKV_LAST_BLOCK_LEN, PKV_OFF, PKV_ON, PKV_POSITIONS, PKV_SEQ_LENS, PKV_SEQUENCE_PLACES,
-    PKV_SLOT_MAPPING, PKV_TOKEN_PLACES,
+    PKV_SHARED_LENS, PKV_SLOT_MAPPING, PKV_TOKEN_PLACES,
     PKV_INT32, PKV_OK, PKV_TABLES_DEVICE, PKV_TABLES_MAPPED, pkv_array, pkv_batch_create, pkv_batch_destroy,
     pkv_batch_discard, pkv_batch_get_device_table, pkv_batch_get_info, pkv_batch_get_part, pkv_batch_get_shard_table,
     pkv_batch_get_table, pkv_batch_options, pkv_batch_prepare, pkv_prepare_options, pkv_status, pkv_table_memory)
@@ -56,15 +56,19 @@ cdef int64_t as_padding(object value, str name) except -1:
 @cython.no_gc_clear
 cdef class Batch:
     """Batch(cache, max_sequences, max_tokens, max_sequence_length=None, num_heads=None, formats=("table",), \
-tables="device")\n--\n\n\
+tables="device", shared_prefixes=False, min_shared_tokens=None)\n--\n\n\
 One step's view of a cache, made by Cache.batch(): tables at fixed addresses, refilled by each prepare().
+
+    formats: of "table" (always there), "csr" and "pointers". tables="mapped", for measurements: in memory of the host.
+    shared_prefixes: prepare finds neighbouring sequences that begin with the same blocks, and attend reads those once for
+    all of them, if the step saves the reading of min_shared_tokens by it; None for where that is faster.
 
     Tables are read-only numpy views of the last prepare. Their memory stays valid whatever is closed; the next prepare
     refills it. device_* are the same tables on the device of the cache; of several devices tuples, one for each.
     Where sequences are shared out over devices all tables are tuples, and `parts` has the step of each."""
 
     def __init__(self, Cache cache, max_sequences, max_tokens, max_sequence_length=None, num_heads=None,
-                 formats=("table",), tables="device"):
+                 formats=("table",), tables="device", shared_prefixes=False, min_shared_tokens=None):
         cdef pkv_batch_options options
         cdef uint32_t bits = PKV_FORMAT_TABLE
         if self._batch != NULL:
@@ -93,6 +97,11 @@ One step's view of a cache, made by Cache.batch(): tables at fixed addresses, re
         if not isinstance(tables, str) or tables not in TABLE_MEMORY:
             raise InvalidArgumentError(f"tables must be 'device' or 'mapped', got {describe(tables)}")
         options.tables = <pkv_table_memory> <int> TABLE_MEMORY[tables]
+        if not isinstance(shared_prefixes, bool):
+            raise InvalidArgumentError(f"shared_prefixes must be True or False, got {describe(shared_prefixes)}")
+        options.shared_prefixes = PKV_ON if shared_prefixes else PKV_OFF
+        if min_shared_tokens is not None:
+            options.min_shared_tokens = as_positive(min_shared_tokens, "min_shared_tokens")
         cache.enter()
         check(pkv_batch_create(cache._cache, &options, &self._batch))
         self._cache = cache
@@ -428,6 +437,13 @@ One step's view of a cache, made by Cache.batch(): tables at fixed addresses, re
         return info.uploaded_bytes
 
     @property
+    def num_shared_prefixes(self):
+        """Prefixes that neighbouring sequences of the last prepare share; 0 without shared_prefixes."""
+        cdef pkv_batch_info info
+        self.get_info(&info)
+        return info.num_shared_prefixes
+
+    @property
     def block_table(self):
         """int32 [num_sequences, blocks of the longest]; -1 beyond a sequence's blocks."""
         return self.get_table(PKV_BLOCK_TABLE)
@@ -471,6 +487,11 @@ One step's view of a cache, made by Cache.batch(): tables at fixed addresses, re
     def block_pointers(self):
         """int64 [num_blocks of the cache]: the address of every block. Format "pointers"."""
         return self.get_table(PKV_BLOCK_POINTERS)
+
+    @property
+    def shared_lens(self):
+        """int32 [num_sequences]: tokens that a sequence begins with and that its neighbours share. With shared_prefixes."""
+        return self.get_table(PKV_SHARED_LENS)
 
     @property
     def sequence_places(self):
@@ -518,3 +539,7 @@ One step's view of a cache, made by Cache.batch(): tables at fixed addresses, re
     @property
     def device_block_pointers(self):
         return self.get_device_table(PKV_BLOCK_POINTERS)
+
+    @property
+    def device_shared_lens(self):
+        return self.get_device_table(PKV_SHARED_LENS)

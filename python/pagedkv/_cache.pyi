@@ -131,6 +131,8 @@ class Cache:
         num_heads: int | None = None,
         formats: Format | Collection[Format] = ("table",),
         tables: Literal["device", "mapped"] = "device",
+        shared_prefixes: bool = False,
+        min_shared_tokens: int | None = None,
     ) -> Batch: ...
     def discard(self, batch: Batch) -> None: ...
     def write_kv(
@@ -141,6 +143,7 @@ class Cache:
         v: ArrayLike,
         stream: Stream = 0,
         rope: Rope | None = None,
+        pdl: bool = False,
         shard: int | None = None,
     ) -> None: ...
     # Returns (k, v): the given ones, or new numpy arrays.

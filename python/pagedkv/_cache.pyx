@@ -76,7 +76,7 @@ Token sequences over blocks of one device, with a prefix cache.
     devices: a list of names in place of device, for one cache over several; shard says what each holds: "heads", an equal
     share of the KV heads of every layer, "layers", layers in a row, or "sequences", whole sequences (num_blocks is then of
     each). The layout is the whole model's, stream may be a list. `shards` tells what each device holds.
-    host_tier: pinned host memory ("4GiB", or bytes as an int) for evicted blocks, which a later open() finds again.
+    host_tier: pinned memory of the host ("4GiB", or bytes), of all devices, for evicted blocks: a later open() finds them.
     disk_tier: a path, and disk_tier_bytes its largest size: the file behind the host tier, kept for later processes.
     tier_identity: a name of the model and its weights; a file of another one is left alone.
     recompute_tokens_per_second: only what is cheaper to fetch than to compute is offloaded, 0: everything. tier_min_hits:
@@ -370,10 +370,10 @@ Token sequences over blocks of one device, with a prefix cache.
     # ---- Batches and kernels
 
     def batch(self, max_sequences, max_tokens, max_sequence_length=None, num_heads=None, formats=("table",),
-              tables="device"):
-        """A batch: one step's view of the cache. formats: of "table" (always there), "csr" and "pointers". tables, for
-        measurements: "mapped" keeps a device's tables in memory of the host."""
-        return Batch(self, max_sequences, max_tokens, max_sequence_length, num_heads, formats, tables)
+              tables="device", shared_prefixes=False, min_shared_tokens=None):
+        """A batch: one step's view of the cache, with the options of Batch."""
+        return Batch(self, max_sequences, max_tokens, max_sequence_length, num_heads, formats, tables, shared_prefixes,
+                     min_shared_tokens)
 
     def discard(self, batch):
         """The step failed: takes back what the last prepare of the batch appended and registered."""
@@ -381,13 +381,13 @@ Token sequences over blocks of one device, with a prefix cache.
             raise InvalidArgumentError(f"batch must be a batch of this cache, got {describe(batch)}")
         (<Batch> batch).discard()
 
-    def write_kv(self, layer, batch, k, v, stream=0, rope=None, shard=None):
+    def write_kv(self, layer, batch, k, v, stream=0, rope=None, pdl=False, shard=None):
         """Stores the rows of a step's new tokens: k [num_tokens, num_kv_heads, head_dim], v with v_head_dim.
 
         Any of float32, float16, bfloat16 (converted or quantised), or the cache's own dtype (stored as it is). rope, a
-        pagedkv.Rope, rotates k first. shard: of several devices, the index of the one that k and v belong to, with its
-        heads or layers; None where they tell it by where they are, or layer does."""
-        write_kv(self, layer, batch, k, v, stream, rope, shard)
+        pagedkv.Rope, rotates k first. pdl: as in attend. shard: of several devices, the index of the one that k and v
+        belong to, with its heads or layers; None where they tell it by where they are, or layer does."""
+        write_kv(self, layer, batch, k, v, stream, rope, pdl, shard)
 
     def gather_kv(self, layer, batch, index, start, count, k=None, v=None, stream=0, shard=None):
         """Rows start to start + count of the index-th sequence of the batch's step; returns (k, v).
@@ -410,10 +410,10 @@ Token sequences over blocks of one device, with a prefix cache.
         Returns out, [num_tokens, num_heads, v_head_dim] of q's dtype. lse, float32 [num_tokens, num_heads], is filled
         with the natural log-sum-exp of the scores. tree_mask, bool or uint8 [num_tokens, W], says whether a token
         attends the j-th new token of its own sequence, in place of causal. invariant: a sequence's result does not
-        depend on the step's other sequences; on the host it never does. pdl changes nothing in this version. shard: as in
-        write_kv; num_heads is that of the device."""
+        depend on the step's other sequences; on the host it never does. pdl: on a device the kernel may begin beside the
+        end of the launch before it. shard: as in write_kv; num_heads is that of the device."""
         return attend(self, layer, batch, q, out, stream, scale, causal, window, softcap, sinks, alibi_slopes,
-                      tree_mask, lse, invariant, shard)
+                      tree_mask, lse, invariant, pdl, shard)
 
     set_kv_scales = set_kv_scales
 

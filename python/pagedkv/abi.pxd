@@ -437,6 +437,8 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         int32_t num_heads
         uint32_t formats
         pkv_table_memory tables
+        pkv_toggle shared_prefixes
+        int64_t min_shared_tokens
     pkv_status pkv_batch_create(pkv_cache *cache, const pkv_batch_options *options, pkv_batch **out)
     void pkv_batch_destroy(pkv_batch *batch)
 
@@ -465,6 +467,7 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         PKV_BLOCK_POINTERS
         PKV_SEQUENCE_PLACES
         PKV_TOKEN_PLACES
+        PKV_SHARED_LENS
     pkv_status pkv_batch_get_table(const pkv_batch *batch, pkv_batch_table table, pkv_array *out)
     pkv_status pkv_batch_get_device_table(const pkv_batch *batch, pkv_batch_table table, pkv_array *out)
     pkv_status pkv_batch_get_shard_table(const pkv_batch *batch, pkv_batch_table table, int32_t device_index,
@@ -480,6 +483,7 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         int64_t max_seq_len
         uint64_t generation
         uint64_t uploaded_bytes
+        int64_t num_shared_prefixes
     pkv_status pkv_batch_get_info(const pkv_batch *batch, pkv_batch_info *out)
 
     pkv_status pkv_batch_advance(pkv_batch *batch, const pkv_tensor *is_active, pkv_stream stream)
@@ -553,6 +557,7 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         pkv_stream stream
         const pkv_rope *rope
         int32_t device_index
+        pkv_toggle pdl
     pkv_status pkv_write_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch, const pkv_tensor *k,
                             const pkv_tensor *v, const pkv_write_options *options)
     pkv_status pkv_gather_kv(pkv_cache *cache, int32_t layer, const pkv_batch *batch, int64_t sequence_index,
@@ -579,6 +584,7 @@ cdef extern from "pagedkv/pagedkv.h" nogil:
         const pkv_tensor *tree_mask
         pkv_toggle invariant
         int32_t device_index
+        pkv_toggle pdl
     pkv_status pkv_attend(pkv_cache *cache, int32_t layer, const pkv_batch *batch, const pkv_tensor *q,
                           const pkv_tensor *out, const pkv_attend_options *options)
     pkv_status pkv_merge_states(const char *device, const pkv_tensor *out_a, const pkv_tensor *lse_a,

@@ -364,6 +364,7 @@ const Call kCalls[] = {
      [](World &w) {
        pkv_batch_options options = make_batch_options(PKV_FORMAT_CSR);
        options.max_sequence_length = 2 * kTokens;
+       options.shared_prefixes = PKV_ON;
        return pkv_batch_create(w.cache, &options, &w.stepper);
      }},
     {"prepare ahead",

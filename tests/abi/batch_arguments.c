@@ -29,6 +29,9 @@ static void test_create(void) {
   CHECK_OPTION(formats, 8u, PKV_INVALID_ARGUMENT, "0x");
   CHECK_OPTION(formats, UINT32_MAX, PKV_INVALID_ARGUMENT, "0xffffffff");
   CHECK_OPTION(tables, (pkv_table_memory)2, PKV_INVALID_ARGUMENT, "tables is 2");
+  CHECK_OPTION(shared_prefixes, (pkv_toggle)3, PKV_INVALID_ARGUMENT, "shared_prefixes is 3");
+  CHECK_OPTION(min_shared_tokens, -1, PKV_INVALID_ARGUMENT, "min_shared_tokens is -1");
+  CHECK_OPTION(min_shared_tokens, INT64_MAX, PKV_INVALID_ARGUMENT, "9223372036854775807");
   /* Bounds larger than what fits: tables that could never be had are refused, others cost no memory until used. */
   pkv_batch_options options = good;
   options.max_sequences = 1 << 20;
@@ -120,7 +123,7 @@ static void test_prepare(void) {
   CHECK_OK(pkv_batch_get_info(batch, &after));
   CHECK(memcmp(&before, &after, sizeof before) == 0);
   pkv_array array;
-  const int wrong_tables[] = {-1, 11, 1 << 30};
+  const int wrong_tables[] = {-1, 12, 1 << 30};
   for (int64_t i = 0; i < COUNT(wrong_tables); ++i) {
     CHECK_REFUSED(cache, pkv_batch_get_table(batch, (pkv_batch_table)wrong_tables[i], &array), PKV_INVALID_ARGUMENT,
                   "table is");
@@ -132,6 +135,7 @@ static void test_prepare(void) {
     CHECK_REFUSED(cache, pkv_batch_get_table(batch, absent[i], &array), PKV_UNSUPPORTED, "without the format");
     CHECK_REFUSED(cache, pkv_batch_get_device_table(batch, absent[i], &array), PKV_UNSUPPORTED, "without the format");
   }
+  CHECK_REFUSED(cache, pkv_batch_get_table(batch, PKV_SHARED_LENS, &array), PKV_UNSUPPORTED, "without shared_prefixes");
   CHECK_OK(pkv_batch_discard(batch));
   CHECK_REFUSED(cache, pkv_batch_discard(batch), PKV_INVALID_ARGUMENT, "no prepared step");
   CHECK_EQUAL(get_cache_stats(cache).held_blocks, 0);
@@ -448,6 +452,14 @@ static void test_kernels(void) {
   CHECK_ATTEND_OPTION(window, -1, "window is -1");
   CHECK_ATTEND_OPTION(window, INT64_MIN, "-9223372036854775808");
   CHECK_ATTEND_OPTION(invariant, (pkv_toggle)3, "invariant is 3");
+  CHECK_ATTEND_OPTION(pdl, (pkv_toggle)3, "pdl is 3");
+  pkv_write_options write_options;
+  memset(&write_options, 0, sizeof write_options);
+  write_options.struct_size = sizeof write_options;
+  write_options.pdl = (pkv_toggle)-1;
+  CHECK_INVALID(pkv_write_kv(calls.cache, 0, calls.batch, &calls.rows, &calls.rows, &write_options), "pdl is -1");
+  write_options.pdl = PKV_ON;
+  CHECK_OK(pkv_write_kv(calls.cache, 0, calls.batch, &calls.rows, &calls.rows, &write_options));
   test_tree_mask(&calls);
   CHECK_ATTEND_OPTION(softcap, -1, "softcap is -1");
   CHECK_ATTEND_OPTION(softcap, (float)NAN, "softcap is nan");

@@ -122,7 +122,7 @@ static void test_growing_tables(void) {
   pkv_array first;
   CHECK_OK(pkv_batch_prepare(batch, &sequence, counts, 1, NULL, 0, NULL));
   CHECK_OK(pkv_batch_get_table(batch, PKV_BLOCK_TABLE, &first));
-  pkv_batch_info info = {sizeof info, 0, 0, 0, 0, 0, 0};
+  pkv_batch_info info = {sizeof info, 0, 0, 0, 0, 0, 0, 0};
   CHECK_OK(pkv_batch_get_info(batch, &info));
   const uint64_t generation = info.generation;
   for (int step = 0; step < 40; ++step) CHECK_OK(pkv_batch_prepare(batch, &sequence, counts, 1, NULL, 0, NULL));

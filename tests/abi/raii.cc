@@ -221,6 +221,7 @@ void test_stepping() {
   auto bounded = make_struct<pkv_batch_options>();
   bounded.max_sequences = bounded.max_tokens = 2;
   bounded.max_sequence_length = 16;
+  bounded.shared_prefixes = PKV_ON;
   Batch batch(cache, bounded);
   Sequence sequence = cache.open(), other = cache.open();
   auto ahead = make_struct<pkv_prepare_options>();
@@ -237,7 +238,8 @@ void test_stepping() {
   CHECK(counts[0] == 2 && counts[1] == 1 && num_refused == 0);
   batch.settle(counts, {3, 4, 5});
   CHECK(sequence.length() == 3 && other.length() == 2 && other.info().settled_length == 2);
-  CHECK(batch.info().uploaded_bytes == 0);
+  CHECK(batch.info().uploaded_bytes == 0 && batch.info().num_shared_prefixes == 0);
+  CHECK(batch.shared_lens().size() == 2 && batch.shared_lens()[0] == 0);
   CHECK(status_of([&] { batch.advance(); }) == PKV_INVALID_ARGUMENT);
 }
 

@@ -124,7 +124,7 @@ static pkv_status call_write(const void *options) {
 }
 
 static pkv_status call_rope(const void *rope) {
-  const pkv_write_options options = {sizeof options, NULL, rope, 0};
+  const pkv_write_options options = {sizeof options, NULL, rope, 0, PKV_DEFAULT};
   return call_write(&options);
 }
 

@@ -62,7 +62,38 @@ static void check_info(int64_t num_sequences, int64_t num_tokens, int64_t max_qu
 #define LIST32(...) (const int32_t[]){__VA_ARGS__}
 #define LIST64(...) (const int64_t[]){__VA_ARGS__}
 
+/* Two forks of a block and a half, and one that shares nothing with its neighbour. */
+static void check_shared_lens(void) {
+  pkv_cache *cache = make_cache(NUM_BLOCKS);
+  pkv_batch_options options = make_batch_options(0);
+  options.shared_prefixes = PKV_ON;
+  options.min_shared_tokens = 1;
+  REQUIRE_OK(pkv_batch_create(cache, &options, &batch));
+  check_table32(PKV_SHARED_LENS, NULL, 0, VECTOR);
+  pkv_sequence sequences[3];
+  sequences[0] = open_sequence(cache, NULL, 0);
+  sequences[2] = open_sequence(cache, NULL, 0);
+  CHECK_OK(pkv_batch_prepare(batch, sequences, LIST64(6), 1, NULL, 0, NULL));
+  check_table32(PKV_SHARED_LENS, LIST32(0), 1, VECTOR);
+  CHECK_OK(pkv_sequence_fork(cache, sequences[0], -1, &sequences[1]));
+  pkv_prepare_options padded = make_prepare_options();
+  padded.pad_sequences = 4;
+  CHECK_OK(pkv_batch_prepare(batch, sequences, LIST64(1, 1, 1), 3, NULL, 0, &padded));
+  check_table32(PKV_SHARED_LENS, LIST32(BLOCK_SIZE, BLOCK_SIZE, 0, 0), 4, VECTOR);
+  pkv_batch_info info;
+  memset(&info, 0, sizeof info);
+  info.struct_size = sizeof info;
+  REQUIRE_OK(pkv_batch_get_info(batch, &info));
+  CHECK_EQUAL(info.num_shared_prefixes, 1);
+  pkv_array device;
+  REQUIRE_OK(pkv_batch_get_device_table(batch, PKV_SHARED_LENS, &device));
+  CHECK(((const int32_t *)device.data)[1] == BLOCK_SIZE);
+  pkv_batch_destroy(batch);
+  pkv_cache_destroy(cache);
+}
+
 int main(void) {
+  check_shared_lens();
   pkv_cache *cache = make_cache(NUM_BLOCKS);
   batch = make_batch(cache, PKV_FORMAT_CSR | PKV_FORMAT_POINTERS);
   const pkv_cache_stats stats = get_cache_stats(cache);
@@ -159,7 +190,7 @@ int main(void) {
   for (int step = 0; step < NUM_BLOCKS; ++step) {
     CHECK_OK(pkv_batch_prepare(batch, &sequence, LIST64(BLOCK_SIZE), 1, NULL, 0, NULL));
   }
-  pkv_batch_info info = {sizeof info, 0, 0, 0, 0, 0, 0};
+  pkv_batch_info info = {sizeof info, 0, 0, 0, 0, 0, 0, 0};
   CHECK_OK(pkv_batch_get_info(batch, &info));
   const uint64_t generation = info.generation;
   for (int i = 0; i < 8; ++i) {

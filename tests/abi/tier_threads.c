@@ -41,10 +41,17 @@ static void use(int64_t first, pkv_cache *used) {
   CHECK_OK(pkv_cache_evict(used, NUM_BLOCKS, NULL));
 }
 
-static pkv_cache *make_tiered(const char *path) {
+static pkv_cache *make_tiered(const char *path, int32_t num_devices) {
+  const char *const devices[] = {"host:0", "host:1"};
   const pkv_layer_group group = make_group();
   const pkv_layout layout = make_layout(&group);
   pkv_cache_options options = make_cache_options(&layout, NUM_BLOCKS);
+  if (num_devices > 1) {
+    options.device = NULL;
+    options.devices = devices;
+    options.num_devices = num_devices;
+    options.shard = PKV_SHARD_HEADS;
+  }
   options.host_tier_blocks = 8;
   options.disk_tier_path = path;
   options.disk_tier_bytes = 1 << 20;
@@ -53,12 +60,14 @@ static pkv_cache *make_tiered(const char *path) {
   return created;
 }
 
-int main(void) {
+static void run(int32_t num_devices) {
   char path[] = "/tmp/pagedkv_tier_XXXXXX";
   const int file = mkstemp(path);
-  if (file < 0) return 1;
+  CHECK(file >= 0);
+  if (file < 0) return;
   close(file);
-  cache = make_tiered(path);
+  is_over = 0;
+  cache = make_tiered(path, num_devices);
   pthread_t reader;
   CHECK(pthread_create(&reader, NULL, read_statistics, NULL) == 0);
   for (int64_t i = 0; i < NUM_ROUNDS; ++i) {
@@ -71,10 +80,15 @@ int main(void) {
   pthread_join(reader, NULL);
   use(7000, cache);
   pkv_cache_destroy(cache);  /* what is queued is written */
-  cache = make_tiered(path);
+  cache = make_tiered(path, 3 - num_devices); /* the file is of the whole model */
   CHECK(get_cache_stats(cache).is_disk_tier_on == 1);
   CHECK_OK(pkv_cache_check(cache));
   pkv_cache_destroy(cache);
   unlink(path);
+}
+
+int main(void) {
+  run(1);
+  run(2);
   return finish_checks();
 }

@@ -101,6 +101,71 @@ def test_streams_of_each_device(devices):
             call(stream=[0])
 
 
+def test_graphs_of_each_device(shard):
+    """advance, write and attend captured once, in a graph of each device, and replayed for all steps."""
+    if not pagedkv.cuda_info()["is_usable"]:
+        pytest.skip(f"no CUDA: {pagedkv.cuda_info()['reason']}")
+    pair = Pair((["cuda:0", "cuda:0"], "cuda:0"), shard, layout={"num_layers": 3})
+    make_batches(pair)
+    several, single = pair.sides
+    prompts = [list(range(5)), list(range(50, 59)), [7]]
+    for tokens in prompts:
+        pair.each(lambda side: side.sequences.append(side.cache.open(tokens)))
+    assert pair.step([0, 1, 2], [len(prompt) for prompt in prompts], sum(prompts, []))
+    cupy = several.arrays[0].cupy
+    cupy.cuda.Device(0).synchronize()
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in several.arrays]
+    handles = [stream.ptr for stream in streams]
+    several.batch.prepare(several.sequences, [1] * 3, steps_ahead=NUM_STEPS, stream=handles)
+    single.batch.prepare(single.sequences, [1] * 3, steps_ahead=NUM_STEPS)
+    k, v = pair.rng.standard_normal((2, 3, NUM_KV_HEADS, HEAD_DIM), np.float32)
+    q = pair.rng.standard_normal((3, NUM_HEADS, HEAD_DIM), np.float32)
+    group = NUM_HEADS // NUM_KV_HEADS
+    work = []  # (layer, device, its k, v, q, out)
+    for layer in range(pair.num_layers):
+        for index, heads in several.holders(layer):
+            own_q = cupy.asarray(q[:, heads.start * group : heads.stop * group])
+            work.append((layer, index, cupy.asarray(k[:, heads] + layer), cupy.asarray(v[:, heads] - layer), own_q,
+                         cupy.empty_like(own_q)))
+    masks = [cupy.ones(3, cupy.int32) for _ in streams]
+    cupy.cuda.Device(0).synchronize()
+
+    def run_layers():
+        for layer, index, own_k, own_v, own_q, out in work:
+            several.cache.write_kv(layer, several.batch, own_k, own_v, shard=index, stream=handles[index])
+            several.cache.attend(layer, several.batch, own_q, out=out, shard=index, stream=handles[index])
+
+    run_layers()
+    for layer in range(pair.num_layers):
+        single.write(layer, k + layer, v - layer)
+    for stream in streams:
+        stream.synchronize()
+        stream.begin_capture()
+    several.batch.advance(masks, stream=handles)
+    run_layers()
+    graphs = [stream.end_capture() for stream in streams]
+    expected = np.zeros(3, int)
+    for _ in range(NUM_STEPS):
+        is_active = (pair.rng.random(3) < 0.7).astype(np.int32)
+        expected += is_active
+        single.batch.advance(cupy.asarray(is_active))
+        for stream, mask, graph in zip(streams, masks, graphs):
+            mask.set(is_active, stream=stream)
+            graph.launch(stream)
+        for stream in streams:
+            stream.synchronize()
+        for layer in range(pair.num_layers):
+            single.write(layer, k + layer, v - layer)
+            out, _ = single.attend(layer, q)
+            parts = [cupy.asnumpy(part[-1]) for part in work if part[0] == layer]
+            np.testing.assert_allclose(np.concatenate(parts, 1), out, atol=2e-3, rtol=2e-3)
+    counts, num_refused = several.batch.get_advanced(stream=handles)
+    assert counts.tolist() == expected.tolist() and num_refused == 0
+    pair.each(lambda side: side.batch.settle(expected))
+    pair.each(lambda side: [seq.append([1], stream=None) for seq in side.sequences])
+    pair.check()
+
+
 def test_what_advance_refuses(shard):
     side = Side(["host:0", "host:1"], shard)
     side.batch = side.cache.batch(4, 8, max_sequence_length=16)

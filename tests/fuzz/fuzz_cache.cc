@@ -84,6 +84,8 @@ Driver::Driver(const uint8_t *data, size_t size) : bytes_(data, size) {
     options.max_sequence_length = i == 0 || setup_.window > 0 ? 0 : setup_.max_num_blocks * setup_.block_size;
     if (i == kStepper) options.max_sequence_length = longest_stepped();
     options.formats = PKV_FORMAT_CSR;
+    options.shared_prefixes = PKV_ON;
+    options.min_shared_tokens = 1;
     REQUIRE(pkv_batch_create(cache_, &options, &batches_[i]) == PKV_OK);
   }
   model_ = std::make_unique<Model>(cache_, layer, setup_);

@@ -91,6 +91,22 @@ void Driver::check_tables(int which, const std::vector<Sequence *> &members, con
   }
   REQUIRE(starts.at(info.num_sequences) == token && indptr.at(info.num_sequences) == entry);
   for (; token < info.num_tokens; ++token) REQUIRE(slots.at(token) == -1 && positions.at(token) == 0);
+
+  // What is shared is shared with a neighbour, and no new token is in it.
+  const Table shared(batch, PKV_SHARED_LENS);
+  for (int64_t i = 0; i < info.num_sequences; ++i) {
+    const int64_t length = shared.at(i), num_blocks = length / block_size;
+    if (length == 0) continue;
+    REQUIRE(length % block_size == 0 && length <= lengths.at(i) - (starts.at(i + 1) - starts.at(i)));
+    bool is_shared = false;
+    for (const int64_t other : {i - 1, i + 1}) {
+      if (other < 0 || other >= info.num_sequences || shared.at(other) != length) continue;
+      int64_t same = 0;
+      while (same < num_blocks && table.at(i, same) >= 0 && table.at(i, same) == table.at(other, same)) ++same;
+      is_shared = is_shared || same == num_blocks;
+    }
+    REQUIRE(is_shared);
+  }
 }
 
 void Driver::discard() { discard_step(static_cast<int>(bytes_.take(kNumBatches + 1)), false); }

@@ -358,6 +358,28 @@ def test_stepping_arguments(cache):
     cache.batch(max_sequences=2, max_tokens=4, tables="mapped").prepare([seq], [1])
 
 
+def test_shared_prefixes(cache):
+    for wrong in (1, None, "yes"):
+        with pytest.raises(pagedkv.InvalidArgumentError, match="shared_prefixes must be True or False"):
+            cache.batch(max_sequences=2, max_tokens=4, shared_prefixes=wrong)
+    for wrong in (0, -1, 1.5, "1", 2**40):
+        with pytest.raises(pagedkv.InvalidArgumentError, match="min_shared_tokens"):
+            cache.batch(max_sequences=2, max_tokens=4, shared_prefixes=True, min_shared_tokens=wrong)
+    plain = cache.batch(max_sequences=2, max_tokens=64)
+    with pytest.raises(pagedkv.UnsupportedError, match="without shared_prefixes"):
+        plain.shared_lens
+    assert plain.num_shared_prefixes == 0
+    batch = cache.batch(max_sequences=2, max_tokens=64, shared_prefixes=True, min_shared_tokens=1)
+    assert batch.shared_lens.dtype == np.int32 and batch.shared_lens.shape == (0,)
+    seq = cache.open([])
+    size = cache.block_size
+    batch.prepare([seq], [2 * size - 1])
+    fork = seq.fork()
+    batch.prepare([seq, fork], [1, 1])
+    assert batch.shared_lens.tolist() == [size, size] and batch.num_shared_prefixes == 1
+    assert batch.device_shared_lens.tolist() == [size, size]
+
+
 @pytest.mark.parametrize("other_steps", [False, True])
 def test_rows_after_rollbacks(layout, other_steps):
     """A row is what the sequence's table says, wherever it was cut and grew since, and by whichever batch."""

@@ -92,6 +92,7 @@ Status create_batch(World &world, int64_t max_sequence_length, pkv_batch **out) 
   options.max_tokens = 4 * kTokens;
   options.max_sequence_length = max_sequence_length;
   options.formats = PKV_FORMAT_CSR | PKV_FORMAT_POINTERS;
+  options.shared_prefixes = PKV_ON;
   return pkv_batch_create(world.cache, &options, out);
 }
 

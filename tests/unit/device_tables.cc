@@ -55,6 +55,8 @@ class LateUploader final : public TableUploader {
       copy_array(p.to_slot_mapping, p.slot_mapping, p.num_tokens);
       copy_array(p.to_positions, p.positions, p.num_tokens);
       copy_array(p.to_step_limits, p.step_limits, p.num_step_limits);
+      copy_array(p.to_prefix_lens, p.prefix_lens, p.num_prefix_lens);
+      copy_array(p.to_prefixes, p.prefixes, p.num_prefixes);
       if (p.to_num_refused != nullptr) *p.to_num_refused = 0;
       for (int64_t i = 0; i < p.num_changes; ++i) p.to_block_table[p.change_indices[i]] = p.change_values[i];
       std::memset(slots_[slot].data(), 0xee, bytes_);
@@ -157,6 +159,7 @@ struct Setup {
   int32_t block_size = 4;
   bool is_bounded = true, is_mapped = false;
   int64_t window = 0;
+  bool shares_prefixes = false;
 };
 
 struct World {
@@ -171,6 +174,8 @@ struct World {
     batch_options.max_sequence_length = setup.is_bounded ? kLongest : 0;
     batch_options.formats = PKV_FORMAT_TABLE | PKV_FORMAT_CSR | PKV_FORMAT_POINTERS;
     batch_options.is_mapped = setup.is_mapped;
+    batch_options.shares_prefixes = setup.shares_prefixes;
+    batch_options.min_shared_tokens = 1;
     REQUIRE(Batch::create(cache, batch_options, &batch) == PKV_OK);
   }
 
@@ -227,6 +232,7 @@ class Steps {
     }
     if (prepare()) check();
     CHECK((device_.num_mapped > 0) == setup_.is_mapped);
+    CHECK((num_prefixes_ > 0) == setup_.shares_prefixes);
   }
 
  private:
@@ -292,8 +298,45 @@ class Steps {
     return true;
   }
 
+  // What the device has of prefixes: neighbours that begin with the same blocks, none of whose tokens are new.
+  void check_prefixes() {
+    const Batch &batch = *world_.batch;
+    CHECK(read_host(batch, PKV_SHARED_LENS) == read_device(batch, PKV_SHARED_LENS));
+    const StepTables tables = batch.tables(0);
+    const SharedPrefixes &prefixes = tables.prefixes;
+    const int32_t num_prefixes = prefixes.counts[0];
+    REQUIRE(num_prefixes == prefixes.num_prefixes);
+    CHECK(num_prefixes == world_.info().num_shared_prefixes);
+    CHECK(prefixes.counts[1] == prefixes.items[num_prefixes].num_before);
+    int32_t next = 0;  // sequence
+    for (int32_t i = 0; i < num_prefixes; ++i) {
+      const SharedPrefix &prefix = prefixes.items[i];
+      const int32_t limit = i + 1 < num_prefixes ? prefixes.items[i + 1].sequence : static_cast<int32_t>(tables.num_sequences);
+      REQUIRE(prefix.sequence >= next);
+      for (; next < prefix.sequence; ++next) CHECK(prefixes.lens[next] == 0);
+      CHECK(prefix.first_token == tables.cu_seqlens_q[next]);
+      CHECK(prefix.num_keys > 0);
+      CHECK(prefix.num_keys % world_.block_size == 0);
+      const int32_t *first = tables.block_table + prefix.sequence * tables.table_stride;
+      for (; next < limit && prefixes.lens[next] > 0; ++next) {
+        CHECK(prefixes.lens[next] == prefix.num_keys);
+        const int32_t count = tables.cu_seqlens_q[next + 1] - tables.cu_seqlens_q[next];
+        CHECK(prefix.num_keys <= tables.seq_lens[next] - count);
+        const int32_t *blocks = tables.block_table + next * tables.table_stride;
+        const int64_t num_blocks = prefix.num_keys / world_.block_size;
+        CHECK(std::equal(first, first + num_blocks, blocks));
+        CHECK(std::count(first, first + num_blocks, -1) == 0);
+      }
+      CHECK(next - prefix.sequence >= 2);
+      CHECK(tables.cu_seqlens_q[next] - prefix.first_token == prefixes.items[i + 1].num_before - prefix.num_before);
+    }
+    for (; next < tables.num_sequences; ++next) CHECK(prefixes.lens[next] == 0);
+    num_prefixes_ += num_prefixes;
+  }
+
   void check() {
     REQUIRE(device_.wait(nullptr) == PKV_OK);
+    if (setup_.shares_prefixes) check_prefixes();
     for (pkv_batch_table table : kTables) {
       CAPTURE(static_cast<int>(table));
       CHECK(read_device(*world_.batch, table) == read_host(*world_.batch, table));
@@ -352,6 +395,7 @@ class Steps {
     CHECK(read_host(batch, PKV_SEQ_LENS) == lengths);
   }
 
+  int64_t num_prefixes_ = 0;  // that were found
   const Setup setup_;
   LateDevice device_;
   World world_;
@@ -362,7 +406,8 @@ class Steps {
 }  // namespace
 
 TEST_CASE("tables of a device are those of the host") {
-  const Setup setups[] = {{4, true, false, 0}, {1, true, false, 0}, {5, false, false, 0}, {16, true, true, 0}, {4, true, false, 9}};
+  const Setup setups[] = {{4, true, false, 0}, {1, true, false, 0}, {5, false, false, 0}, {16, true, true, 0}, {4, true, false, 9},
+                          {4, true, false, 0, true}, {1, false, false, 0, true}, {4, true, true, 9, true}};
   for (const Setup &setup : setups) {
     for (unsigned seed = 1; seed <= 6; ++seed) {
       CAPTURE(setup.block_size);

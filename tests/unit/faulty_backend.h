@@ -182,6 +182,8 @@ class FaultyBackend final : public Backend {
       copy(params.to_slot_mapping, params.slot_mapping, params.num_tokens);
       copy(params.to_positions, params.positions, params.num_tokens);
       copy(params.to_step_limits, params.step_limits, params.num_step_limits);
+      copy(params.to_prefix_lens, params.prefix_lens, params.num_prefix_lens);
+      copy(params.to_prefixes, params.prefixes, params.num_prefixes);
       if (params.to_num_refused != nullptr) *params.to_num_refused = 0;
       for (int64_t i = 0; i < params.num_changes; ++i) {
         params.to_block_table[params.change_indices[i]] = params.change_values[i];

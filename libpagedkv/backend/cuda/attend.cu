@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "backend/cuda/attend_plan.h"
+#include "backend/cuda/attend_prefixes.h"
 #include "backend/cuda/cuda_status.h"
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/prefill_plan.h"
@@ -53,6 +54,29 @@ Status launch_query_decode(const AttendParams &params, const AttendDevice &devic
     case PKV_INT8: return launch_decode<kQuery, PKV_INT8>(params, device, stream, is_launched);
     default: return launch_decode<kQuery, kQuery>(params, device, stream, is_launched);
   }
+}
+
+Status launch_any_decode(const AttendParams &params, const AttendDevice &device, cudaStream_t stream,
+                         bool *is_launched) {
+  *is_launched = false;
+  return params.dtype == PKV_FLOAT16 ? launch_query_decode<PKV_FLOAT16>(params, device, stream, is_launched)
+                                     : launch_query_decode<PKV_BFLOAT16>(params, device, stream, is_launched);
+}
+
+// A step without shared prefixes is done without looking for them, unless a graph is captured: it may meet some later.
+Status launch_shared(const AttendParams &params, const AttendDevice &device, cudaStream_t stream, bool *is_launched) {
+  *is_launched = false;
+  PrefixPlan plan;
+  if (!plan_shared(params, device, &plan)) return PKV_OK;
+  if (params.tables.prefixes.num_prefixes == 0) {
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    PKV_TRY_CUDA(cudaStreamIsCapturing(stream, &capture));
+    if (capture == cudaStreamCaptureStatusNone) return PKV_OK;
+  }
+  PKV_TRY(launch_any_decode(plan.rest, device, stream, is_launched));
+  if (!*is_launched) return PKV_OK;
+  PKV_TRY(launch_prefill(plan.prefixes, device, plan.prefill, stream));
+  return launch_merge_prefixes(plan, stream);
 }
 
 // First as many thread blocks on a multiprocessor as may be, which hide each other's latencies; then as many stages.
@@ -118,7 +142,7 @@ AttendPlan plan_attend(const AttendParams &params, const AttendDevice &device) {
 
 uint64_t decode_parts_offset(int head_dim) {
   return (kMaxTickets + kPrefillCounters) * sizeof(uint32_t) +
-         static_cast<uint64_t>(kWorkspaceRows * (head_dim + 1)) * sizeof(float);
+         static_cast<uint64_t>(kWorkspaceRows * (head_dim + 2)) * sizeof(float);
 }
 
 uint64_t attend_workspace_bytes(int head_dim) {
@@ -129,8 +153,8 @@ Status launch_attend_step(const AttendParams &params, const AttendDevice &device
   const int64_t most_rows = params.tables.max_query_len * (params.num_heads / params.kv.num_kv_heads);
   if (device.has_hopper && most_rows <= kMaxDecodeRows && can_decode(params)) {
     bool is_launched = false;
-    PKV_TRY(params.dtype == PKV_FLOAT16 ? launch_query_decode<PKV_FLOAT16>(params, device, stream, &is_launched)
-                                        : launch_query_decode<PKV_BFLOAT16>(params, device, stream, &is_launched));
+    PKV_TRY(launch_shared(params, device, stream, &is_launched));
+    if (!is_launched) PKV_TRY(launch_any_decode(params, device, stream, &is_launched));
     if (is_launched) return PKV_OK;
   }
   PrefillPlan prefill = {};

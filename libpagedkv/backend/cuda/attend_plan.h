@@ -20,7 +20,7 @@ constexpr int kMaxStages = 3;                     // of K and V in shared memory
 constexpr int kMaxSplits = 64;                    // thread blocks that share the keys of a tile of rows
 constexpr int64_t kMaxTickets = 65536;            // (tile of rows, KV head) whose keys may be split
 constexpr int64_t kWorkspaceRows = 65536;         // partial results of (token, head)
-constexpr int64_t kPrefillCounters = 4;           // beside the tickets; one is used, four keep what follows aligned
+constexpr int64_t kPrefillCounters = 4;           // beside the tickets; two are used, four keep what follows aligned
 constexpr int kAttendStaticSharedBytes = 4352;    // at most
 constexpr int kReservedSharedBytes = 1024;        // that the device takes for each thread block
 
@@ -50,6 +50,7 @@ struct AttendDevice {
   int max_shared_bytes;        // dynamic, per thread block
   int processor_shared_bytes;  // of a multiprocessor
   bool has_hopper;             // the kernels for Hopper run here
+  bool has_pdl;                // launches may begin beside the end of the one before them
 };
 
 struct AttendPlan {
@@ -66,8 +67,8 @@ AttendPlan plan_attend(const AttendParams &params, const AttendDevice &device);
 constexpr int64_t kDecodePartFloats = 256 * 2 * kMaxDecodeRows * 132;  // of 256 thread blocks
 
 // What a batch keeps, zeros at first: a ticket for each split tile of rows and the counter of prefill, room for partial
-// results, then the parts of the decode kernel. Tickets, counter and parts go back to zero with each launch. A plan splits
-// only as far as they go.
+// results, a lse for each row of what follows shared prefixes, then the parts of the decode kernel. Tickets, counter and
+// parts go back to zero with each launch. A plan splits only as far as they go.
 uint64_t attend_workspace_bytes(int head_dim);
 uint64_t decode_parts_offset(int head_dim);
 

@@ -32,17 +32,21 @@ struct AttendLaunch {
 };
 
 // The parts of the workspace, as attend_workspace_bytes counts them.
+inline AttendLaunch find_parts(const AttendParams &params, int32_t num_splits) {
+  AttendLaunch launch = {};
+  launch.num_splits = num_splits;
+  launch.tickets = static_cast<uint32_t *>(params.workspace);
+  launch.partial_out = reinterpret_cast<float *>(launch.tickets + kMaxTickets + kPrefillCounters);
+  launch.partial_lse = launch.partial_out + num_splits * params.tables.num_tokens * params.num_heads * params.kv.head_dim;
+  return launch;
+}
+
 inline AttendLaunch make_launch(const AttendParams &params, const AttendPlan &plan) {
   AttendLaunch launch = {};
+  if (plan.num_splits > 1) launch = find_parts(params, plan.num_splits);
   launch.num_splits = plan.num_splits;
   launch.chunk_tiles = plan.chunk_tiles;
   launch.num_stages = plan.num_stages;
-  if (plan.num_splits > 1) {
-    const int64_t num_rows = params.tables.num_tokens * params.num_heads;
-    launch.tickets = static_cast<uint32_t *>(params.workspace);
-    launch.partial_out = reinterpret_cast<float *>(launch.tickets + kMaxTickets + kPrefillCounters);
-    launch.partial_lse = launch.partial_out + plan.num_splits * num_rows * params.kv.head_dim;
-  }
   return launch;
 }
 

@@ -162,9 +162,10 @@ Status launch_copy_blocks(const CopyBlocksParams &params, cudaStream_t stream) {
   return launch_disjoint(base, params.block_bytes, pairs.data(), static_cast<int64_t>(pairs.size()), stream);
 }
 
-Status check_kernel_image() {
+Status check_kernel_image(int *out_version) {
   cudaFuncAttributes attributes = {};
   PKV_TRY_CUDA(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void *>(&copy_blocks)));
+  *out_version = attributes.ptxVersion;
   return PKV_OK;
 }
 

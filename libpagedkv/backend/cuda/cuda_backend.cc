@@ -16,6 +16,11 @@
 #include "base/log.h"
 
 namespace pkv {
+namespace {
+
+constexpr int kDependentLaunchDriver = 12030;  // CUDA 12.3
+
+}  // namespace
 
 Status CudaBackend::create(int ordinal, CudaBackend **out) {
   std::unique_ptr<CudaBackend> backend(new (std::nothrow) CudaBackend);
@@ -35,14 +40,19 @@ Status CudaBackend::prepare_device(int ordinal) {
   num_processors_ = properties.multiProcessorCount;
   // What the attention kernels declare beside their dynamic shared memory is kept free.
   attend_device_ = {num_processors_, static_cast<int>(properties.sharedMemPerBlockOptin) - kAttendStaticSharedBytes,
-                    static_cast<int>(properties.sharedMemPerMultiprocessor), false};
+                    static_cast<int>(properties.sharedMemPerMultiprocessor), false, false};
   PKV_TRY(retain_context(ordinal, &context_));
   const ContextScope scope(context_);
   PKV_TRY(scope.status());
-  if (check_kernel_image() != PKV_OK) {
+  int code_version = 0;
+  if (check_kernel_image(&code_version) != PKV_OK) {
     return fail(PKV_UNSUPPORTED, "%s: this library holds no code for %s, compute capability %d.%d", device_, name_,
                 properties.major, properties.minor);
   }
+  int driver = 0;
+  PKV_TRY_CUDA(cudaDriverGetVersion(&driver));
+  // Code for older devices does not wait for the launch before it; older drivers cannot capture such launches.
+  attend_device_.has_pdl = code_version >= 90 && driver >= kDependentLaunchDriver;
   attend_device_.has_hopper = compute_capability_ == 90 && has_prefill();
   PKV_TRY_CUDA(cudaStreamCreateWithFlags(&upload_stream_, cudaStreamNonBlocking));
   return PKV_OK;
@@ -208,7 +218,9 @@ Status CudaBackend::zero_blocks(const ZeroBlocksParams &params, pkv_stream strea
 Status CudaBackend::write_kv(const WriteKvParams &params, pkv_stream stream) {
   const ContextScope scope(context_);
   PKV_TRY(scope.status());
-  return launch_write_kv(params, static_cast<cudaStream_t>(stream));
+  WriteKvParams own = params;
+  own.is_beside = params.is_beside && attend_device_.has_pdl;
+  return launch_write_kv(own, static_cast<cudaStream_t>(stream));
 }
 
 Status CudaBackend::gather_kv(const GatherKvParams &params, pkv_stream stream) {
@@ -220,7 +232,9 @@ Status CudaBackend::gather_kv(const GatherKvParams &params, pkv_stream stream) {
 Status CudaBackend::attend(const AttendParams &params, pkv_stream stream) {
   const ContextScope scope(context_);
   PKV_TRY(scope.status());
-  return launch_attend_step(params, attend_device_, static_cast<cudaStream_t>(stream));
+  AttendParams own = params;
+  own.is_beside = params.is_beside && attend_device_.has_pdl;
+  return launch_attend_step(own, attend_device_, static_cast<cudaStream_t>(stream));
 }
 
 Status CudaBackend::merge_states(const MergeStatesParams &params, pkv_stream stream) {

@@ -6,6 +6,7 @@
 #include "backend/cuda/attend_plan.h"
 #include "backend/cuda/cuda_status.h"
 #include "backend/cuda/decode_merge.cuh"
+#include "backend/cuda/launch.h"
 #include "backend/cuda/tensor_map.h"
 
 namespace pkv {
@@ -59,18 +60,8 @@ Status launch_decode_traits(const AttendParams &params, const AttendDevice &devi
   const void *kernel = reinterpret_cast<const void *>(&attend_decode<Traits>);
   PKV_TRY_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Traits::kSharedBytes));
   void *arguments[] = {const_cast<AttendParams *>(&params), &launch, &maps};
-  // It may come to multiprocessors that the launch before it has left, and waits there for the rest.
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned int>(grid));
-  config.blockDim = dim3(Traits::kThreads);
-  config.dynamicSmemBytes = Traits::kSharedBytes;
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  PKV_TRY_CUDA(cudaLaunchKernelExC(&config, kernel, arguments));
+  PKV_TRY_CUDA(launch_kernel(kernel, dim3(static_cast<unsigned int>(grid)), dim3(Traits::kThreads), arguments,
+                             Traits::kSharedBytes, stream, params.is_beside));
   return PKV_OK;
 }
 

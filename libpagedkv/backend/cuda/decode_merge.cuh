@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backend/cuda/attend_decode.cuh"
+#include "backend/cuda/dependent_launch.cuh"
 
 namespace pkv {
 
@@ -255,9 +256,9 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
   // Swizzled rows stand in groups of 1024 bytes.
   char *planes = dynamic_shared + ((1024 - shared_address(dynamic_shared) % 1024) & 1023);
   const int thread = static_cast<int>(threadIdx.x);
-  let_next_launch();
   start_decode<Traits>(maps, &shared, thread);
   wait_for_launch_before();
+  if (p.lets_next) let_next_launch();
   if (thread == 0) num_tokens = p.tables.cu_seqlens_q[p.tables.num_sequences];
   decode_share<Traits>(p, launch, maps, &shared, planes, thread, static_cast<int32_t>(blockIdx.x),
                        static_cast<int32_t>(gridDim.x), [] { __syncthreads(); });

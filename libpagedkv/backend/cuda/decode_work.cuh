@@ -33,7 +33,7 @@ __device__ inline DecodeSequence read_sequence(const AttendParams &p, int32_t se
   result.first_token = p.tables.cu_seqlens_q[sequence];
   result.query_len = p.tables.cu_seqlens_q[sequence + 1] - result.first_token;
   result.end = p.tables.seq_lens[sequence];
-  result.begin = 0;
+  result.begin = p.first_keys == nullptr ? 0 : p.first_keys[sequence];
   if (p.window > 0) {
     const int64_t lowest = result.end - result.query_len + 1 - p.window;
     result.begin = lowest > 0 ? static_cast<int32_t>(lowest) & -kTileKeys : 0;

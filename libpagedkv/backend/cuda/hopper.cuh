@@ -110,13 +110,6 @@ __device__ inline void prefetch_map(const CUtensorMap *map) {
 // What this thread has written to shared memory comes before copies into it that are asked for from here on.
 __device__ inline void fence_shared_for_copies() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
 
-// --- A launch beside the end of the one before it in its stream: wait_for_launch_before waits until that one is done and
-// its writes are seen; before it nothing that the device may have written is read. A launch that allows it begins as
-// multiprocessors get free behind let_next_launch.
-
-__device__ inline void wait_for_launch_before() { asm volatile("griddepcontrol.wait;\n" ::: "memory"); }
-__device__ inline void let_next_launch() { asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory"); }
-
 // --- Registers of a warpgroup's threads: given back and taken.
 
 template <int kRegisters>

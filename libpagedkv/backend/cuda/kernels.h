@@ -35,7 +35,8 @@ Status launch_attend(const AttendParams &params, const AttendPlan &plan, cudaStr
 template <pkv_dtype kQuery, pkv_dtype kStored>
 Status launch_decode(const AttendParams &params, const AttendDevice &device, cudaStream_t stream, bool *is_launched);
 
-// UNSUPPORTED if the library holds no code that the current device runs.
-Status check_kernel_image();
+// UNSUPPORTED if the library holds no code that the current device runs; else 10 times the compute capability that the
+// code was made for, at most the device's.
+Status check_kernel_image(int *out_version);
 
 }  // namespace pkv

@@ -42,6 +42,13 @@ bool is_in_scope(const AttendParams &params) {
          params.tree_mask == nullptr && !params.is_invariant;
 }
 
+int32_t choose_box_rows(const AttendParams &params) {
+  const bool is_widened = params.kv.dtype != params.dtype;
+  const int32_t tile_keys = is_widened ? kPrefillStagedKeys : prefill_tile_keys(params.kv.head_dim, is_widened);
+  const int32_t both = params.kv.block_size | tile_keys;
+  return both & -both;  // the largest power of two that divides either
+}
+
 }  // namespace
 
 bool has_prefill() {
@@ -56,8 +63,6 @@ bool plan_prefill(const AttendParams &params, const AttendDevice &device, Prefil
   if (!device.has_hopper || !is_in_scope(params) || !can_map(params)) return false;
   const StepTables &tables = params.tables;
   const int64_t group = params.num_heads / params.kv.num_kv_heads;
-  const bool is_widened = params.kv.dtype != params.dtype;
-  const int32_t tile_keys = prefill_tile_keys(params.kv.head_dim, is_widened);
   const int64_t tile_tokens = kPrefillRows / group;
   const int64_t num_tiles = tables.num_tokens / tile_tokens + tables.num_sequences;
   const int64_t num_works = num_tiles * params.kv.num_kv_heads;
@@ -65,11 +70,26 @@ bool plan_prefill(const AttendParams &params, const AttendDevice &device, Prefil
   // Where K and V differ in their head dims there is no other kernel with tensor cores.
   const bool has_choice = params.kv.head_dim == params.kv.v_head_dim;
   if (has_choice && tables.max_query_len * group <= kPrefillRows / 2) return false;
+  *out = {};
   out->has_decode = has_prefill_decode(params.kv.head_dim, params.kv.v_head_dim) && group <= kMixedRows &&
                     can_decode(params);
   out->tile_tokens = static_cast<int32_t>(tile_tokens);
-  const int32_t both = params.kv.block_size | (is_widened ? kPrefillStagedKeys : tile_keys);
-  out->box_rows = both & -both;  // the largest power of two that divides either
+  out->box_rows = choose_box_rows(params);
+  return true;
+}
+
+bool plan_prefixes(const AttendParams &params, const AttendDevice &device, int64_t most_parts, PrefillPlan *out) {
+  if (!device.has_hopper || !is_in_scope(params) || !can_map(params)) return false;
+  const StepTables &tables = params.tables;
+  const int64_t tile_tokens = kPrefillRows / (params.num_heads / params.kv.num_kv_heads);
+  const int64_t most_tiles = tables.num_tokens / tile_tokens + tables.num_sequences;
+  if (most_parts < 1 || most_tiles * params.kv.num_kv_heads > INT32_MAX / most_parts) return false;
+  *out = {};
+  out->num_splits = static_cast<int32_t>(most_parts);
+  out->most_tiles = static_cast<int32_t>(most_tiles);
+  out->tile_tokens = static_cast<int32_t>(tile_tokens);
+  out->box_rows = choose_box_rows(params);
+  out->over_prefixes = true;
   return true;
 }
 

@@ -318,7 +318,7 @@ class PrefillConsumer {
       const float lse = sum == 0.0f ? -INFINITY : largest_[row] * scale_log2_ + log2f(sum);
       float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
       if (Traits::kIsWidened) factor *= value_scale_;
-      if (tile.num_parts > 1) {
+      if (tile.num_parts > 1 || over_prefixes()) {
         if (is_inside) write_part(out, row, tile, tile_row, lse, factor);
         continue;
       }
@@ -340,8 +340,11 @@ class PrefillConsumer {
         if (is_inside) *reinterpret_cast<uint4 *>(target + column * 8) = {words[0], words[1], words[2], words[3]};
       }
     }
-    if (tile.num_parts > 1 && is_last_of_parts(tile)) combine_tile(tile);
+    if (tile.num_parts > 1 && !over_prefixes() && is_last_of_parts(tile)) combine_tile(tile);
   }
+
+  // Then all are parts, in the order of the step's tokens and heads, and somebody else merges them.
+  __device__ bool over_prefixes() const { return Traits::kTakesPrefixes && launch_.plan.over_prefixes; }
 
   // The warps merge the parts of the warpgroup's rows, kRowsAtOnce of them together.
   __device__ void combine_tile(const PrefillTile &tile) const {
@@ -363,7 +366,8 @@ class PrefillConsumer {
 
   __device__ void write_part(const float (&out)[kOutputs], int row, const PrefillTile &tile, int32_t tile_row,
                              float lse, float factor) const {
-    const int64_t index = tile.first_row + tile.part * tile.part_stride + tile_row;
+    int64_t index = tile.first_row + tile.part * tile.part_stride + tile_row;
+    if (over_prefixes()) index += token_[row] * (p_.num_heads - launch_.group);
     if (lane_ % 4 == 0) launch_.partial_lse[index] = lse;
     float *target = launch_.partial_out + index * Traits::kValueDim + lane_ % 4 * 2;
 #pragma unroll

@@ -19,6 +19,7 @@
 // Bound by the tensor cores; see docs/kernels.md.
 #pragma once
 
+#include "backend/cuda/dependent_launch.cuh"
 #include "backend/cuda/prefill_consumer.cuh"
 #include "backend/cuda/prefill_producer.cuh"
 #include "backend/cuda/prefill_widener.cuh"
@@ -38,7 +39,6 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   // Swizzled rows stand in groups of 1024 bytes.
   char *queries = dynamic_shared + ((1024 - shared_address(dynamic_shared) % 1024) & 1023);
   char *buffers = queries + Traits::kQuerySlots * Traits::kQueryBytes;
-  if (threadIdx.x / 32 == 1) find_shares<Traits>(p, launch, &shared.shares);
   if (threadIdx.x == 0) {
     init_barrier(&shared.decode_done, kPrefillWarpgroups * 4);
     for (int i = 0; i < Traits::kStages; ++i) {
@@ -60,7 +60,19 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     }
     fence_barrier_init();
   }
+  // Over prefixes the launch before is the decode kernel over what is not shared: it has waited for all that is read
+  // here, and lets this one begin after that. Nothing of the one is of matter to the other.
+  const bool over_prefixes = Traits::kTakesPrefixes && launch.plan.over_prefixes;
+  if (!over_prefixes) wait_for_launch_before();
+  if (threadIdx.x / 32 == 1) {
+    if (over_prefixes) {
+      find_prefix_shares<Traits>(p, launch, &shared.shares);
+    } else {
+      find_shares<Traits>(p, launch, &shared.shares);
+    }
+  }
   __syncthreads();
+  if (p.lets_next) let_next_launch();
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroupThreads, 0);
   const int32_t share = find_decode_share(shared.shares, static_cast<int32_t>(blockIdx.x));
   const auto decode_first = [&] {
@@ -89,7 +101,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
       KeyProducer<Traits, true>(p, launch, &shared, buffers).run(key_map);
     } else if (warp == 2) {
       KeyProducer<Traits, false>(p, launch, &shared, buffers).run(value_map);
-    } else {
+    } else if (!over_prefixes) {
       clear_padding<typename Traits::T>(p, p.tables.cu_seqlens_q[p.tables.num_sequences], threadIdx.x % 32, 32);
     }
   } else if (warpgroup < Traits::kFirstConsumer) {
@@ -107,6 +119,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     if constexpr (Traits::kHasDecode && Traits::kIsWidened) decode_first();
     PrefillConsumer<Traits>(p, launch, &shared, queries, buffers, warpgroup - Traits::kFirstConsumer).run();
   }
+  if (over_prefixes) wait_for_launch_before();  // who waits for this launch waits for both
 #endif
 }
 

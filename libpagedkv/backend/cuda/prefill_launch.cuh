@@ -1,8 +1,11 @@
 // The launch of an instance of the prefill kernel.
 #pragma once
 
+#include <algorithm>
+
 #include "backend/cuda/cuda_status.h"
 #include "backend/cuda/decode_launch.cuh"
+#include "backend/cuda/launch.h"
 #include "backend/cuda/prefill_kernel.cuh"
 #include "backend/cuda/prefill_maps.h"
 
@@ -27,16 +30,21 @@ Status launch_traits(const AttendParams &params, const AttendDevice &device, con
   launch.room = kWorkspaceRows;
   launch.partial_out = reinterpret_cast<float *>(launch.next_work + kPrefillCounters);
   launch.partial_lse = launch.partial_out + kWorkspaceRows * Traits::kValueDim;
+  int64_t most_works = device.num_processors;
+  if (plan.over_prefixes) {
+    launch.partial_lse = find_parts(params, plan.num_splits).partial_lse;
+    most_works = static_cast<int64_t>(plan.most_tiles) * params.kv.num_kv_heads * plan.num_splits;
+  }
   DecodeMaps decode_maps = {};
   if constexpr (Traits::kHasDecode) {
     using Decode = typename Traits::Decode;
     launch.plan.has_decode = plan.has_decode && has_decode_room<Decode>(device.num_processors);
     if (launch.plan.has_decode) PKV_TRY(prepare_decode<Decode>(params, &launch.decode, &decode_maps));
   }
-  const dim3 grid(static_cast<unsigned int>(device.num_processors));
+  const dim3 grid(static_cast<unsigned int>(std::min<int64_t>(most_works, device.num_processors)));
   void *arguments[] = {const_cast<AttendParams *>(&params), &launch, &query_map, &key_map, &value_map, &decode_maps};
-  PKV_TRY_CUDA(cudaLaunchKernel(reinterpret_cast<const void *>(kernel), grid, dim3(Traits::kThreads), arguments,
-                                Traits::kSharedBytes, stream));
+  PKV_TRY_CUDA(launch_kernel(reinterpret_cast<const void *>(kernel), grid, dim3(Traits::kThreads), arguments,
+                             Traits::kSharedBytes, stream, params.is_beside));
   return PKV_OK;
 }
 

@@ -13,10 +13,17 @@ struct PrefillPlan {
   int32_t tile_tokens;  // query tokens of a tile of rows, each with all heads of a group
   int32_t box_rows;     // tokens of a copied box: a power of two that divides a block and a tile of keys
   bool has_decode;      // sequences of few query rows go the way of the decode kernel
+  // Over the shared prefixes of the step: a sequence is all that have one, its keys are the prefix. How many tiles there
+  // are, and how their keys are cut, is found on the device; the parts are left in the workspace.
+  bool over_prefixes;
+  int32_t most_tiles;  // of rows, then
+  int32_t num_splits;  // parts that a prefix is cut into, at most
 };
 
 constexpr int kPrefillWarpgroups = 2;  // that compute
 constexpr int kPrefillRows = 64 * kPrefillWarpgroups;
+constexpr int kPrefixPartTiles = 2;   // of keys in a part of a shared prefix, at least
+constexpr int kMostPrefixParts = 32;  // that one is cut into
 constexpr int kPrefillStagedKeys = 64;  // of K or V of 8 bits that are brought at once
 
 // Keys of a tile, by head dim of K: what registers and shared memory have room for (docs/kernels.md).
@@ -34,6 +41,9 @@ bool plan_prefill(const AttendParams &params, const AttendDevice &device, Prefil
 
 Status launch_prefill(const AttendParams &params, const AttendDevice &device, const PrefillPlan &plan,
                       cudaStream_t stream);
+
+// Whether it can do the shared prefixes of the step, in up to most_parts parts each.
+bool plan_prefixes(const AttendParams &params, const AttendDevice &device, int64_t most_parts, PrefillPlan *out);
 
 // Its part over K and V of 8 bits.
 Status launch_prefill_widened(const AttendParams &params, const AttendDevice &device, const PrefillPlan &plan,

@@ -30,7 +30,9 @@ __device__ void produce_tiles(const AttendParams &p, const PrefillLaunch &launch
     if (work < num_works) {
       uint32_t next = 0;
       if (lane == 0) next = atomicInc(launch.next_work, last_count);
-      const bool has_keys = find_work<Traits>(p, launch, shares, work, &tile);
+      const bool has_keys = Traits::kTakesPrefixes && launch.plan.over_prefixes
+                                ? find_prefix_work<Traits>(p, launch, shares, work, &tile)
+                                : find_work<Traits>(p, launch, shares, work, &tile);
       work = __shfl_sync(0xffffffffu, next, 0) + num_given;
       if (!has_keys) continue;
     }

@@ -13,7 +13,9 @@ struct PrefillLaunch {
   PrefillPlan plan;
   int32_t group;        // heads that share a KV head
   int32_t box_shift;    // logarithm of plan.box_rows
-  uint32_t *next_work;  // counts the works that were taken; zero before and after a launch
+  // Two words: one counts the works that were taken, zero before and after a launch; over prefixes the other becomes the
+  // tiles of keys in a part.
+  uint32_t *next_work;
   int64_t room;         // rows of parts that the workspace holds
   float *partial_out;   // [room, value dims]
   float *partial_lse;   // [room], base 2
@@ -73,6 +75,7 @@ struct PrefillTraits {
   static constexpr bool kIsWidened = kStored != kQuery;
   static constexpr int kKeyDim = kKeyHeadDim, kValueDim = kValueHeadDim;
   static_assert(kValueDim <= kKeyDim, "buffers are as large as K");
+  static constexpr bool kTakesPrefixes = kKeyDim <= 128;  // as the decode kernel does, which they are for
   static constexpr int kTile = prefill_tile_keys(kKeyDim, kIsWidened);
   static constexpr int kQuerySlots = 2;
   static constexpr int kPartDims = 64;  // of a row: what fills the 128 bytes that are swizzled

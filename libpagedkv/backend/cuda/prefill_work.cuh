@@ -8,7 +8,7 @@
 #pragma once
 
 #include "backend/cuda/decode_work.cuh"
-#include "backend/cuda/prefill_tiles.cuh"
+#include "backend/cuda/prefill_prefixes.cuh"
 
 namespace pkv {
 
@@ -35,15 +35,24 @@ __device__ inline KeyTiles find_key_tiles(const AttendParams &p, int32_t first_p
   return {last, last - begin + 1};
 }
 
+// A part of them, as equal as may be.
+template <class Traits>
+__device__ inline void cut_keys(const KeyTiles &keys, int32_t part, int32_t num_parts, PrefillTile *out) {
+  const int32_t part_tiles = keys.count / num_parts, num_longer = keys.count % num_parts;
+  out->part = part, out->num_parts = num_parts;
+  out->last_key = (keys.last - part * part_tiles - min(part, num_longer)) * Traits::kTile;
+  out->num_key_tiles = part_tiles + (part < num_longer ? 1 : 0);
+}
+
 // A sequence as these works see it: without query tokens where it has none, or is decoded.
 template <class Traits>
 struct PrefillSequence {
   int32_t first_token, query_len, seq_len, num_tiles;
 
   __device__ PrefillSequence(const AttendParams &p, const PrefillLaunch &launch, int32_t sequence) {
-    first_token = __ldg(p.tables.cu_seqlens_q + sequence);
-    query_len = __ldg(p.tables.cu_seqlens_q + sequence + 1) - first_token;
-    seq_len = __ldg(p.tables.seq_lens + sequence);
+    first_token = p.tables.cu_seqlens_q[sequence];
+    query_len = p.tables.cu_seqlens_q[sequence + 1] - first_token;
+    seq_len = p.tables.seq_lens[sequence];
     if constexpr (Traits::kHasDecode) {
       if (launch.plan.has_decode && is_decoded<Traits::Decode::kRows>(p, query_len)) query_len = 0;
     }
@@ -185,14 +194,44 @@ __device__ inline bool find_work(const AttendParams &p, const PrefillLaunch &lau
   const KeyTiles keys = find_key_tiles<Traits>(p, out->first_position, out->num_tokens, out->seq_len);
   const int32_t num_parts = min(most_parts, count_parts(shares, keys.count));
   if (part >= num_parts) return false;
-  // Parts as equal as may be.
-  const int32_t part_tiles = keys.count / num_parts, num_longer = keys.count % num_parts;
-  out->num_parts = num_parts;
   out->part_stride = now.query_len * launch.group;
   out->first_row = rows_before + kv_head * most_parts * out->part_stride + first * launch.group;
-  out->part = part;
-  out->last_key = (keys.last - part * part_tiles - min(part, num_longer)) * Traits::kTile;
-  out->num_key_tiles = part_tiles + (part < num_longer ? 1 : 0);
+  cut_keys<Traits>(keys, part, num_parts, out);
+  return true;
+}
+
+// The same over shared prefixes.
+template <class Traits>
+__device__ inline void find_prefix_shares(const AttendParams &p, const PrefillLaunch &launch, PrefillShares *out) {
+  const PrefixShape shape = cut_prefixes(p, launch.plan, Traits::kTile);
+  if (threadIdx.x % 32 != 0) return;
+  out->num_works = shape.num_tiles * shape.num_splits;
+  out->strip = shape.num_splits;
+  out->part_tiles = shape.part_tiles;
+  out->num_decode_blocks = 0, out->decode_step = 1;
+  if (blockIdx.x == 0) launch.next_work[1] = static_cast<uint32_t>(shape.part_tiles);
+}
+
+template <class Traits>
+__device__ inline bool find_prefix_work(const AttendParams &p, const PrefillLaunch &launch, const PrefillShares &shares,
+                                        uint32_t work, PrefillTile *out) {
+  const uint32_t works_of_head = static_cast<uint32_t>(shares.num_works);
+  const uint32_t num_splits = static_cast<uint32_t>(shares.strip), index = works_of_head - 1 - work % works_of_head;
+  RowTile rows;
+  find_prefix_rows(p.tables.prefixes, launch.plan.tile_tokens, static_cast<int32_t>(index / num_splits), &rows);
+  const KeyTiles keys = find_key_tiles<Traits>(p, 0, 0, rows.seq_len);
+  const int32_t part = static_cast<int32_t>(index % num_splits);
+  const int32_t num_parts = count_prefix_parts(keys.count, shares.part_tiles);
+  if (part >= num_parts) return false;
+  out->sequence = rows.sequence;
+  out->kv_head = static_cast<int32_t>(work / works_of_head);
+  out->first_token = rows.first_token + rows.first_row;
+  out->num_tokens = min(launch.plan.tile_tokens, rows.num_rows - rows.first_row);
+  out->seq_len = rows.seq_len;
+  out->first_position = rows.seq_len - rows.query_len + rows.first_row;
+  out->first_row = out->first_token * p.num_heads + out->kv_head * launch.group;
+  out->part_stride = static_cast<int32_t>(p.tables.num_tokens) * p.num_heads;
+  cut_keys<Traits>(keys, part, num_parts, out);
   return true;
 }
 

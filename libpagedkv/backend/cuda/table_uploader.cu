@@ -24,6 +24,8 @@ __device__ inline void store(const UploadTablesParams &p) {
   copy_array(p.to_slot_mapping, p.slot_mapping, p.num_tokens, first, stride);
   copy_array(p.to_positions, p.positions, p.num_tokens, first, stride);
   copy_array(p.to_step_limits, p.step_limits, p.num_step_limits, first, stride);
+  copy_array(p.to_prefix_lens, p.prefix_lens, p.num_prefix_lens, first, stride);
+  copy_array(p.to_prefixes, p.prefixes, p.num_prefixes, first, stride);
   if (p.to_num_refused != nullptr && first == 0) *p.to_num_refused = 0;
   for (int64_t i = first; i < p.num_changes; i += stride) p.to_block_table[p.change_indices[i]] = p.change_values[i];
 }
@@ -52,6 +54,8 @@ __global__ void __launch_bounds__(kThreads) store_argument(const __grid_constant
   move_into(argument.tables, &p.slot_mapping);
   move_into(argument.tables, &p.positions);
   move_into(argument.tables, &p.step_limits);
+  move_into(argument.tables, &p.prefix_lens);
+  move_into(argument.tables, &p.prefixes);
   move_into(argument.tables, &p.change_indices);
   move_into(argument.tables, &p.change_values);
   store(p);
@@ -61,6 +65,7 @@ __global__ void __launch_bounds__(kThreads) store_argument(const __grid_constant
 // argument of more than 4 KiB needs CUDA 12.1.
 constexpr uint64_t kSmallBytes = 3840, kLargeBytes = 7936;
 constexpr int kLargeDriver = 12010;
+static_assert(sizeof(SizedArgument<kSmallBytes>) <= 4096, "the bound of an argument");
 
 template <class T>
 void make_offset(const char *tables, const T **array) {
@@ -138,6 +143,8 @@ Status CudaTableUploader::submit_argument(const UploadTablesParams &params, int6
   make_offset(argument_->tables, &p.slot_mapping);
   make_offset(argument_->tables, &p.positions);
   make_offset(argument_->tables, &p.step_limits);
+  make_offset(argument_->tables, &p.prefix_lens);
+  make_offset(argument_->tables, &p.prefixes);
   make_offset(argument_->tables, &p.change_indices);
   make_offset(argument_->tables, &p.change_values);
   const void *kernel = argument_bytes_ <= kSmallBytes ? reinterpret_cast<const void *>(&store_argument<kSmallBytes>)

@@ -2,7 +2,9 @@
 #include <algorithm>
 
 #include "backend/cuda/cuda_status.h"
+#include "backend/cuda/dependent_launch.cuh"
 #include "backend/cuda/kernels.h"
+#include "backend/cuda/launch.h"
 #include "backend/cuda/number_formats.cuh"
 #include "backend/cuda/paged_kv.cuh"
 #include "backend/cuda/rotated_rows.cuh"
@@ -85,6 +87,8 @@ constexpr int kPieces = sizeof(Stored) < sizeof(Source) && sizeof(Stored) == 1 ?
 template <class Source, class Stored>
 __global__ void __launch_bounds__(kRowThreads)
     write_rows(const __grid_constant__ WriteKvParams p, const __grid_constant__ RowThreads threads, bool is_aligned) {
+  wait_for_launch_before();
+  if (p.lets_next) let_next_launch();
   RowPlace place;
   if (!find_place(threads, p.num_tokens, &place)) return;
   const int64_t entry = p.slot_mapping != nullptr ? p.slot_mapping[place.token] : 0;
@@ -111,6 +115,8 @@ template <class Source, class Stored>
 __global__ void __launch_bounds__(kRowThreads)
     write_rotated_rows(const __grid_constant__ WriteKvParams p, const __grid_constant__ RowThreads threads,
                        const __grid_constant__ RotationSteps steps, bool is_aligned) {
+  wait_for_launch_before();
+  if (p.lets_next) let_next_launch();
   RowPlace place;
   if (!find_place(threads, p.num_tokens, &place)) return;
   const int64_t entry = p.slot_mapping != nullptr ? p.slot_mapping[place.token] : 0;
@@ -194,8 +200,8 @@ Status launch_write_kv(const WriteKvParams &params, cudaStream_t stream) {
   RotationSteps steps = find_rotation_steps(params.rope);
   void *arguments[] = {const_cast<WriteKvParams *>(&params), &threads, &is_wide};
   void *rotated_arguments[] = {const_cast<WriteKvParams *>(&params), &threads, &steps, &is_wide};
-  PKV_TRY_CUDA(cudaLaunchKernel(choose(params.dtype, params.kv.dtype, is_rotated), threads.grid, threads.block,
-                                is_rotated ? rotated_arguments : arguments, 0, stream));
+  PKV_TRY_CUDA(launch_kernel(choose(params.dtype, params.kv.dtype, is_rotated), threads.grid, threads.block,
+                             is_rotated ? rotated_arguments : arguments, 0, stream, params.is_beside));
   return PKV_OK;
 }
 
