@@ -17,7 +17,7 @@ constexpr int64_t kFewTokens = 1024;  // slots of so many are always written at 
 constexpr uint32_t kKnownFormats = PKV_FORMAT_TABLE | PKV_FORMAT_CSR | PKV_FORMAT_POINTERS;
 
 // Bytes of K and V of a layer whose reading a step must save: with fewer two more launches cost as much (docs/kernels.md).
-constexpr int64_t kLeastSavedBytes = int64_t{128} << 20;
+constexpr int64_t kLeastSavedBytes = int64_t{160} << 20;
 
 int64_t choose_least_saved(const Cache &cache, const BatchOptions &options) {
   if (options.min_shared_tokens > 0) return options.min_shared_tokens;

@@ -28,6 +28,18 @@ Status make_decode_map(const PagedKv &kv, const DecodeLaunch &launch, uint64_t o
                   CU_TENSOR_MAP_L2_PROMOTION_L2_128B, out);
 }
 
+// Thread blocks for so many multiprocessors: a number that as large a power of two divides as leaves few of them idle.
+// So the segments of a batch of one length, whose number mostly is such a multiple, begin and end with ranges of warps:
+// few need a merge, and heads are read side by side, which memory rewards with more than the idle ones would bring.
+inline int64_t choose_even_blocks(int64_t num_processors) {
+  int64_t blocks = num_processors;
+  for (int64_t step = 2; step <= num_processors; step *= 2) {
+    const int64_t even = num_processors / step * step;
+    if ((num_processors - even) * 24 <= num_processors) blocks = even;
+  }
+  return blocks;
+}
+
 // Whether the workspace has room for the parts of so many thread blocks.
 template <class Traits>
 bool has_decode_room(int64_t num_blocks) {
@@ -50,7 +62,7 @@ Status prepare_decode(const AttendParams &params, DecodeLaunch *launch, DecodeMa
 template <class Traits>
 Status launch_decode_traits(const AttendParams &params, const AttendDevice &device, cudaStream_t stream,
                             bool *is_launched) {
-  const int64_t grid = static_cast<int64_t>(Traits::kBlocks) * device.num_processors;
+  const int64_t grid = Traits::kBlocks * choose_even_blocks(device.num_processors);
   *is_launched = has_decode_room<Traits>(grid);
   if (!*is_launched) return PKV_OK;
 

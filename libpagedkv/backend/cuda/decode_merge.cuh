@@ -71,7 +71,12 @@ __device__ inline void write_partial(const AttendParams &p, const DecodeSlot &sl
 // has to leave before it waits itself.
 
 __device__ inline float as_come(float value) { return __float_as_uint(value) == 0 ? -0.0f : value; }
-__device__ inline bool has_come(float value) { return __float_as_uint(value) != 0; }
+
+// 0 if one of the words has not come.
+__device__ inline uint32_t find_least(const float4 &value) {
+  return min(min(__float_as_uint(value.x), __float_as_uint(value.y)),
+             min(__float_as_uint(value.z), __float_as_uint(value.w)));
+}
 
 __device__ inline float4 load_come(const float4 *source) {
   float4 result;
@@ -112,25 +117,29 @@ __device__ DecodePartial take_partials(float *parts, int32_t first, int32_t end,
     const int first_offset = base == first ? Traits::kPartFloats : 0;
     const auto part_of = [&](int i) { return from + (i == 0 ? first_offset : i * (2 * Traits::kPartFloats)); };
     const bool has_state = lane < kAtOnce && base + lane < end;
-    float4 state, values[kAtOnce];
-    bool has_all;
-    do {
-      state = {kLowest, 0.0f, 1.0f, 1.0f};
-      if (has_state) state = load_come(reinterpret_cast<const float4 *>(part_of(lane) + Traits::kDim));
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        values[i] = {0.0f, 0.0f, 0.0f, 0.0f};
-        if (has_dims && base + i < end) values[i] = load_come(reinterpret_cast<const float4 *>(part_of(i) + lane * 4));
-      }
-      has_all = !has_state || (has_come(state.x) && has_come(state.y) && has_come(state.z));
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const float4 &value = values[i];
-        const bool is_here = has_come(value.x) && has_come(value.y) && has_come(value.z) && has_come(value.w);
-        if (has_dims && base + i < end) has_all = has_all && is_here;
-      }
-    } while (!__all_sync(0xffffffffu, has_all));
     const float4 zeros = {0.0f, 0.0f, 0.0f, 0.0f};
+    const int count = has_dims ? min(end - base, kAtOnce) : 0;
+    float4 state = zeros, values[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) values[i] = zeros;
+    uint32_t least;
+    do {  // what has not come is asked for again
+      if (has_state && find_least(state) == 0) {
+        state = load_come(reinterpret_cast<const float4 *>(part_of(lane) + Traits::kDim));
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (i < count && find_least(values[i]) == 0) {
+          values[i] = load_come(reinterpret_cast<const float4 *>(part_of(i) + lane * 4));
+        }
+      }
+      least = has_state ? find_least(state) : 1;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (i < count) least = min(least, find_least(values[i]));
+      }
+    } while (!__all_sync(0xffffffffu, least != 0));
+    if (!has_state) state.x = kLowest;
     if (has_state) *reinterpret_cast<float4 *>(part_of(lane) + Traits::kDim) = zeros;
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {

@@ -1,8 +1,8 @@
-// How a decode step is shared out. A unit of work is a tile of kTileKeys keys of one (sequence, KV head), and before its
-// tiles each of those has kSegmentUnits for what its beginning and its end cost; units are numbered by sequence, then
-// KV head, then key. The warps of the thread blocks that are active take equal, contiguous ranges of them. Everything
-// is found from the lengths on the device: there is no plan on the host. The host has made sure that units are counted
-// by 32 bits.
+// How a decode step is shared out. A unit of work is a tile of kTileKeys keys of one (sequence, KV head), and before
+// its tiles each of those has kSegmentUnits for what its beginning and its end cost; units are numbered by sequence,
+// then KV head, then key. The warps of the thread blocks that are active take equal, contiguous ranges of them.
+// Everything is found from the lengths on the device: there is no plan on the host. The host has made sure that units
+// are counted by 32 bits.
 #pragma once
 
 #include "backend/cuda/attend_tiles.cuh"
