@@ -128,3 +128,23 @@ def test_a_chunk_among_many_decodes(device):
     for counts in ([60 + i for i in range(41)], [1] * 40 + [100], [100] + [1] * 40):
         work = [(tracked, trial.random_tokens(count)) for tracked, count in zip(sequences, counts)]
         trial.step(batch, work, num_heads=8, q_dtype="bfloat16")
+
+
+@pytest.mark.parametrize("names", [(), ("window",), ("softcap", "sinks")], ids=lambda names: "-".join(names) or "none")
+@pytest.mark.parametrize("num_sequences, dtype, head_dim, group", [
+    (5, "bfloat16", 128, 4), (45, "float16", 64, 7), (45, "float8_e4m3", 128, 8), (5, "int8", 64, 1),
+    (45, "bfloat16", 128, 12)])
+def test_chunks_beside_decodes(device, num_sequences, dtype, head_dim, group, names):
+    """Sequences of one, two and a few query tokens beside chunks, long ones beside short ones: a device may compute them
+    in different ways within one step."""
+    q_dtype = dtype if dtype in dtypes.FLOATS else "bfloat16"
+    trial = Trial(device, num_sequences + group, num_blocks=400, num_kv_heads=1, head_dim=head_dim, dtype=dtype,
+                  source=q_dtype, block_size=16)
+    batch = trial.make_batch(max_sequences=num_sequences + 2)
+    sequences = [trial.open()[0] for _ in range(num_sequences)]
+    others = num_sequences - 4
+    for counts in ([1500, 1, 40, 300] + [5 + i for i in range(others)], [1, 2, 200, 1] + [1] * others,
+                   [130, 1, 1, 2] + [i % 2 for i in range(others)], [1, 1, 1, 1] + [2] * others):
+        work = [(tracked, trial.random_tokens(count)) for tracked, count in zip(sequences, counts)]
+        trial.step(batch, work, num_heads=group, q_dtype=q_dtype, pad_sequences=len(counts) + 2,
+                   pad_tokens=sum(counts) + 3, **choose_options(trial.rng, names, group))

@@ -45,21 +45,6 @@ Status launch_query(const AttendParams &params, const AttendPlan &plan, cudaStre
   }
 }
 
-// Whether the decode kernel computes it: few query rows a sequence, K and V that copies of boxes can walk, and so many
-// tiles of keys that 32 bits count them, whatever lengths the device finds in the tables.
-bool is_decode(const AttendParams &params, const AttendDevice &device) {
-  const PagedKv &kv = params.kv;
-  const StepTables &tables = params.tables;
-  const int64_t num_rows = tables.max_query_len * (params.num_heads / kv.num_kv_heads);
-  const int64_t most_tiles = tables.table_stride * kv.block_size / kLeastDecodeTile + 1 + kSegmentUnits;
-  return device.has_hopper && !params.is_invariant && params.tree_mask == nullptr && params.alibi_slopes == nullptr &&
-         kv.kv_scales != PKV_SCALES_PER_TOKEN_HEAD && num_rows <= kMaxDecodeRows &&
-         (kv.block_size & (kv.block_size - 1)) == 0 && (kv.head_dim == 64 || kv.head_dim == 128) &&
-         kv.block_size * kv.head_dim * static_cast<uint64_t>(dtype_bytes(kv.dtype)) >= kLeastBoxBytes &&
-         tables.num_sequences <= kMaxDecodeSequences &&
-         most_tiles <= INT32_MAX / std::max<int64_t>(tables.num_sequences * kv.num_kv_heads, 1) && can_walk(kv);
-}
-
 template <pkv_dtype kQuery>
 Status launch_query_decode(const AttendParams &params, const AttendDevice &device, cudaStream_t stream,
                            bool *is_launched) {
@@ -112,6 +97,20 @@ void choose_stages(int head_dim, bool is_widened, const AttendDevice &device, At
 
 }  // namespace
 
+// K and V that copies of boxes can walk, and so many tiles of keys that 32 bits count them, whatever lengths the device
+// finds in the tables.
+bool can_decode(const AttendParams &params) {
+  const PagedKv &kv = params.kv;
+  const StepTables &tables = params.tables;
+  const int64_t most_tiles = tables.table_stride * kv.block_size / kLeastDecodeTile + 1 + kSegmentUnits;
+  return is_in_table(params) && !params.is_invariant && params.tree_mask == nullptr &&
+         params.alibi_slopes == nullptr && kv.kv_scales != PKV_SCALES_PER_TOKEN_HEAD &&
+         (kv.block_size & (kv.block_size - 1)) == 0 && (kv.head_dim == 64 || kv.head_dim == 128) &&
+         kv.block_size * kv.head_dim * static_cast<uint64_t>(dtype_bytes(kv.dtype)) >= kLeastBoxBytes &&
+         tables.num_sequences <= kMaxDecodeSequences &&
+         most_tiles <= INT32_MAX / std::max<int64_t>(tables.num_sequences * kv.num_kv_heads, 1) && can_walk(kv);
+}
+
 AttendPlan plan_attend(const AttendParams &params, const AttendDevice &device) {
   const int64_t group = params.num_heads / params.kv.num_kv_heads;
   const StepTables &tables = params.tables;
@@ -151,7 +150,8 @@ uint64_t attend_workspace_bytes(int head_dim) {
 }
 
 Status launch_attend_step(const AttendParams &params, const AttendDevice &device, cudaStream_t stream) {
-  if (is_in_table(params) && is_decode(params, device)) {
+  const int64_t most_rows = params.tables.max_query_len * (params.num_heads / params.kv.num_kv_heads);
+  if (device.has_hopper && most_rows <= kMaxDecodeRows && can_decode(params)) {
     bool is_launched = false;
     PKV_TRY(launch_shared(params, device, stream, &is_launched));
     if (!is_launched) PKV_TRY(launch_any_decode(params, device, stream, &is_launched));

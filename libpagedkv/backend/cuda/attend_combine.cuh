@@ -41,51 +41,83 @@ __device__ float reduce_warp(float value, Operation operation) {
   return value;
 }
 
-// Plan: a warp merges the parts of one (token, head). Lanes have the weights of two splits each and give them to all; then
-// every lane sums four dims over the splits, in their order. No load waits for another one. The parts were written by
-// other multiprocessors: they are read past the first cache.
-template <class T>
-__device__ void combine_parts(const AttendParams &p, const AttendLaunch &launch, int32_t num_parts, int64_t token,
-                              int32_t head) {
+// Where the parts of rows stand in the workspace.
+struct PartRows {
+  const float *out;  // [.., head_dim]
+  const float *lse;  // base 2
+  int64_t stride;    // rows from part to part
+};
+
+// A row of output, and the row of its first part.
+struct CombinedRow {
+  int64_t first, token;
+  int32_t head;
+};
+
+// Plan: a warp merges the parts of kRows (token, head), of which the first `count` are there. Lanes have the weights of
+// two splits of each and give them to all; then every lane sums four dims over the splits, in their order. No load waits
+// for another one, and those of several rows are on their way together. The parts were written by other
+// multiprocessors: they are read past the first cache.
+template <class T, int kRows>
+__device__ void combine_parts(const AttendParams &p, const PartRows &parts, int32_t num_parts,
+                              const CombinedRow (&rows)[kRows], int32_t count) {
   static_assert(kMaxSplits <= 64, "two splits a lane");
   const int lane = threadIdx.x % 32;
-  const int64_t row = token * p.num_heads + head, num_rows = p.tables.num_tokens * p.num_heads;
   const int32_t head_dim = p.kv.v_head_dim;
-  float lse[2], weight[2];
+  float weight[kRows][2], factor[kRows];
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int32_t split = lane + 32 * i;
-    lse[i] = split < num_parts ? __ldcg(launch.partial_lse + split * num_rows + row) : -INFINITY;
+  for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int32_t split = lane + 32 * i;
+      weight[r][i] = split < num_parts && r < count ? __ldcg(parts.lse + rows[r].first + split * parts.stride)
+                                                    : -INFINITY;
+    }
   }
-  const float largest = reduce_warp(fmaxf(lse[0], lse[1]), [](float a, float b) { return fmaxf(a, b); });
-  const float safe = largest == -INFINITY ? 0.0f : largest;
 #pragma unroll
-  for (int i = 0; i < 2; ++i) weight[i] = exp2f(lse[i] - safe);
-  const float sum = reduce_warp(weight[0] + weight[1], [](float a, float b) { return a + b; });
-  const float whole = sum == 0.0f ? -INFINITY : largest + log2f(sum);
-  const float full = add_sink(p, head, whole);
-  float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
-  if (full != whole) factor *= exp2f(whole - full);
-  if (lane == 0 && p.lse != nullptr) p.lse[token * p.lse_token_stride + head * p.lse_head_stride] = full * kLn2;
-
-  T *out = static_cast<T *>(p.out) + token * p.out_token_stride + head * p.out_head_stride;
+  for (int r = 0; r < kRows; ++r) {
+    const float largest =
+        reduce_warp(fmaxf(weight[r][0], weight[r][1]), [](float a, float b) { return fmaxf(a, b); });
+    const float safe = largest == -INFINITY ? 0.0f : largest;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) weight[r][i] = exp2f(weight[r][i] - safe);
+    const float sum = reduce_warp(weight[r][0] + weight[r][1], [](float a, float b) { return a + b; });
+    const float whole = sum == 0.0f ? -INFINITY : largest + log2f(sum);
+    const float full = r < count ? add_sink(p, rows[r].head, whole) : whole;
+    factor[r] = sum == 0.0f ? 0.0f : 1.0f / sum;
+    if (full != whole) factor[r] *= exp2f(whole - full);
+    if (lane == 0 && r < count && p.lse != nullptr) {
+      p.lse[rows[r].token * p.lse_token_stride + rows[r].head * p.lse_head_stride] = full * kLn2;
+    }
+  }
   for (int32_t first_dim = 0; first_dim < head_dim; first_dim += 128) {
     const int32_t dim = first_dim + lane * 4;
     const bool is_inside = dim < head_dim;
-    const float *part = launch.partial_out + row * head_dim + (is_inside ? dim : 0);
-    float4 total = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll 8
+    float4 total[kRows] = {};
+#pragma unroll kRows == 1 ? 8 : 4
     for (int32_t split = 0; split < num_parts; ++split) {
-      const float4 value = __ldcg(reinterpret_cast<const float4 *>(part + split * num_rows * head_dim));
-      const float share = __shfl_sync(0xffffffffu, split < 32 ? weight[0] : weight[1], split % 32);
-      total.x += share == 0.0f ? 0.0f : share * value.x;  // 0: a part over nothing
-      total.y += share == 0.0f ? 0.0f : share * value.y;
-      total.z += share == 0.0f ? 0.0f : share * value.z;
-      total.w += share == 0.0f ? 0.0f : share * value.w;
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        float4 value = {0.0f, 0.0f, 0.0f, 0.0f};
+        if (is_inside && r < count) {
+          value = __ldcg(reinterpret_cast<const float4 *>(
+              parts.out + (rows[r].first + split * parts.stride) * head_dim + dim));
+        }
+        const float share = __shfl_sync(0xffffffffu, split < 32 ? weight[r][0] : weight[r][1], split % 32);
+        total[r].x += share == 0.0f ? 0.0f : share * value.x;  // 0: a part over nothing
+        total[r].y += share == 0.0f ? 0.0f : share * value.y;
+        total[r].z += share == 0.0f ? 0.0f : share * value.z;
+        total[r].w += share == 0.0f ? 0.0f : share * value.w;
+      }
     }
-    if (!is_inside) continue;
-    *reinterpret_cast<uint2 *>(out + dim) = {pack_pair<T>(total.x * factor, total.y * factor),
-                                             pack_pair<T>(total.z * factor, total.w * factor)};
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      if (!is_inside || r >= count) continue;
+      T *out = static_cast<T *>(p.out) + rows[r].token * p.out_token_stride + rows[r].head * p.out_head_stride;
+      *reinterpret_cast<uint2 *>(out + dim) = {
+          pack_pair<T>(total[r].x * factor[r], total[r].y * factor[r]),
+          pack_pair<T>(total[r].z * factor[r], total[r].w * factor[r])};
+    }
   }
 }
 

@@ -86,7 +86,7 @@ template <class Traits>
 class DecodeWalk {
  public:
   using Warp = DecodeWarp<Traits>;
-  using Cursor = DecodeCursor<Traits::kTileKeys>;
+  using Cursor = DecodeCursor<Traits::kTileKeys, Traits::kRows>;
 
   // planes: the ring; part: where that of the first segment goes.
   __device__ DecodeWalk(const AttendParams &p, const DecodeLaunch &launch, const DecodeMaps &maps, Warp *warp,
@@ -120,7 +120,7 @@ class DecodeWalk {
       finish_segment(slots);
       num_units_ -= kSegmentUnits;
       if (num_units_ <= 0) break;
-      advance_cursor(p_, &warp_.now);
+      advance_cursor<Traits>(p_, &warp_.now);
       start_segment();
     }
   }

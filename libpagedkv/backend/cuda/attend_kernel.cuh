@@ -405,7 +405,11 @@ __global__ void __launch_bounds__(kAttendThreads, Traits::kMinBlocks)
   }
   if (is_split && is_last_part(&launch.tickets[static_cast<int64_t>(blockIdx.x) * p.kv.num_kv_heads + kv_head], num_parts)) {
     for (int32_t packed = rows.first_row + warp; packed <= last_row; packed += kWarps) {
-      combine_parts<T>(p, launch, num_parts, rows.first_token + packed / group, kv_head * group + packed % group);
+      const int64_t token = rows.first_token + packed / group;
+      const int32_t head = kv_head * group + packed % group;
+      const PartRows parts = {launch.partial_out, launch.partial_lse, p.tables.num_tokens * p.num_heads};
+      const CombinedRow row[] = {{token * p.num_heads + head, token, head}};
+      combine_parts<T>(p, parts, num_parts, row, 1);
     }
   }
 }

@@ -12,6 +12,7 @@ constexpr int kWideTileRows = 64;    // and prefill
 constexpr int kMaxDecodeRows = 16;   // of a sequence, for the decode kernel
 constexpr int64_t kMaxDecodeSequences = 4096;
 constexpr int kLeastDecodeTile = 16;  // keys
+constexpr int kMixedRows = 8;         // of a sequence that is decoded in a launch of the prefill kernel
 constexpr int kSegmentUnits = 2;      // of such tiles, that the ends of a (sequence, KV head) cost
 constexpr uint64_t kLeastBoxBytes = 128;  // of a copied box
 constexpr int kAttendWarps = 4;
@@ -70,5 +71,8 @@ constexpr int64_t kDecodePartFloats = 256 * 2 * kMaxDecodeRows * 132;  // of 256
 // parts go back to zero with each launch. A plan splits only as far as they go.
 uint64_t attend_workspace_bytes(int head_dim);
 uint64_t decode_parts_offset(int head_dim);
+
+// Whether the decode kernel's way is open to those sequences of a step that have few query rows.
+bool can_decode(const AttendParams &params);
 
 }  // namespace pkv

@@ -11,10 +11,6 @@
 
 namespace pkv {
 
-constexpr int kDecodeBlocks = 1;  // thread blocks of a multiprocessor
-constexpr int kDecodeWarps = 8;
-constexpr int kDecodePlanes = 4;  // of K or V of head dim 128 on their way, of a warp
-
 // K or V [block, head, piece of a row, token, byte], without an end of the blocks: a captured launch may meet a cache
 // that has grown. Block -1 lies outside and is read as zeros.
 template <class Traits>
@@ -44,22 +40,35 @@ inline int64_t choose_even_blocks(int64_t num_processors) {
   return blocks;
 }
 
+// Whether the workspace has room for the parts of so many thread blocks.
+template <class Traits>
+bool has_decode_room(int64_t num_blocks) {
+  return num_blocks * 2 * Traits::kPartFloats <= kDecodePartFloats;
+}
+
+// What a launch adds to the parameters.
+template <class Traits>
+Status prepare_decode(const AttendParams &params, DecodeLaunch *launch, DecodeMaps *maps) {
+  *launch = {};
+  while ((1 << launch->block_shift) < params.kv.block_size) ++launch->block_shift;
+  launch->box_rows = std::min(params.kv.block_size, Traits::kTileKeys);
+  launch->box_pieces = launch->box_rows == Traits::kTileKeys ? Traits::kRowPieces : 1;
+  launch->parts = reinterpret_cast<float *>(static_cast<char *>(params.workspace) + decode_parts_offset(Traits::kDim));
+  PKV_TRY(make_decode_map<Traits>(params.kv, *launch, params.kv.k_offset, &maps->keys));
+  return make_decode_map<Traits>(params.kv, *launch, params.kv.v_offset, &maps->values);
+}
+
 // Whether it was launched: not if the workspace is too small.
 template <class Traits>
 Status launch_decode_traits(const AttendParams &params, const AttendDevice &device, cudaStream_t stream,
                             bool *is_launched) {
   const int64_t grid = Traits::kBlocks * choose_even_blocks(device.num_processors);
-  *is_launched = grid * 2 * Traits::kPartFloats <= kDecodePartFloats;
+  *is_launched = has_decode_room<Traits>(grid);
   if (!*is_launched) return PKV_OK;
 
-  DecodeLaunch launch = {};
-  while ((1 << launch.block_shift) < params.kv.block_size) ++launch.block_shift;
-  launch.box_rows = std::min(params.kv.block_size, Traits::kTileKeys);
-  launch.box_pieces = launch.box_rows == Traits::kTileKeys ? Traits::kRowPieces : 1;
-  launch.parts = reinterpret_cast<float *>(static_cast<char *>(params.workspace) + decode_parts_offset(Traits::kDim));
+  DecodeLaunch launch;
   DecodeMaps maps;
-  PKV_TRY(make_decode_map<Traits>(params.kv, launch, params.kv.k_offset, &maps.keys));
-  PKV_TRY(make_decode_map<Traits>(params.kv, launch, params.kv.v_offset, &maps.values));
+  PKV_TRY(prepare_decode<Traits>(params, &launch, &maps));
   const void *kernel = reinterpret_cast<const void *>(&attend_decode<Traits>);
   PKV_TRY_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Traits::kSharedBytes));
   void *arguments[] = {const_cast<AttendParams *>(&params), &launch, &maps};
@@ -71,7 +80,7 @@ Status launch_decode_traits(const AttendParams &params, const AttendDevice &devi
 template <pkv_dtype kQuery, pkv_dtype kStored, int kHeadDim>
 Status launch_decode_head_dim(const AttendParams &params, const AttendDevice &device, cudaStream_t stream,
                               bool *is_launched) {
-  constexpr int kPlanes = kDecodePlanes * 128 / kHeadDim;
+  constexpr int kPlanes = decode_planes(kHeadDim);
   const int64_t num_rows = params.tables.max_query_len * (params.num_heads / params.kv.num_kv_heads);
   if (num_rows <= 8) {
     using Traits = DecodeTraits<kQuery, kStored, kHeadDim, 1, kDecodeWarps, kDecodeBlocks, kPlanes>;

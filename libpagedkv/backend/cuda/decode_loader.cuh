@@ -25,7 +25,7 @@ struct DecodeMaps {
 // What a warp keeps in shared memory beside its ring. Cursors are those of the first tile of the present segment.
 template <class Traits>
 struct DecodeWarp {
-  DecodeCursor<Traits::kTileKeys> ahead, now;  // of the block table, of the products
+  DecodeCursor<Traits::kTileKeys, Traits::kRows> ahead, now;  // of the block table, of the products
   int32_t begin, end;                          // units; begin is that of a tile
   uint32_t valid[Traits::kPlanes];             // of the tile whose K stands there: bit i for key i
   uint64_t full[Traits::kPlanes];              // barriers: the plane is there
@@ -37,14 +37,29 @@ struct DecodePlace {
   int32_t block, offset, kv_head;
 };
 
-// To the next (sequence, KV head). Rare, so it does not stand in the loops. All lanes call it.
-template <int kTileKeys>
-__device__ __noinline__ void advance_cursor(const AttendParams &p, DecodeCursor<kTileKeys> *shared_cursor) {
-  DecodeCursor<kTileKeys> cursor = *shared_cursor;
+template <class Cursor>
+__device__ __forceinline__ void advance_shared(const AttendParams &p, Cursor *shared_cursor) {
+  Cursor cursor = *shared_cursor;
   cursor.advance(p);
   __syncwarp();
   *shared_cursor = cursor;
   __syncwarp();
+}
+
+template <class Cursor>
+__device__ __noinline__ void call_advance(const AttendParams &p, Cursor *shared_cursor) {
+  advance_shared(p, shared_cursor);
+}
+
+// To the next (sequence, KV head). Rare, so it does not stand in the loops. All lanes call it.
+template <class Traits>
+__device__ __forceinline__ void advance_cursor(const AttendParams &p,
+                                               DecodeCursor<Traits::kTileKeys, Traits::kRows> *shared_cursor) {
+  if constexpr (Traits::kCalls) {
+    call_advance(p, shared_cursor);
+  } else {
+    advance_shared(p, shared_cursor);
+  }
 }
 
 // Position in the ring.
@@ -60,7 +75,7 @@ struct DecodeRing {
 template <class Traits>
 class DecodeLoader {
  public:
-  using Cursor = DecodeCursor<Traits::kTileKeys>;
+  using Cursor = DecodeCursor<Traits::kTileKeys, Traits::kRows>;
 
   __device__ DecodeLoader(const AttendParams &p, const DecodeLaunch &launch, const DecodeMaps &maps,
                           DecodeWarp<Traits> *warp, char *ring)
@@ -95,7 +110,7 @@ class DecodeLoader {
     if (--num_tiles_ == 0) {
       num_units_ -= kSegmentUnits;
       if (num_units_ > 0) {
-        advance_cursor(p_, &warp_.ahead);
+        advance_cursor<Traits>(p_, &warp_.ahead);
         enter_segment();
       }
     }

@@ -101,12 +101,13 @@ __device__ inline void leave_partial(float *part, const DecodePartial &partial) 
   }
 }
 
-// A warp takes what thread blocks `first` up to this one have left of a row, kAtOnce on their way together, and adds
+// A warp takes what thread blocks `first` up to `end`, this one, have left of a row, kAtOnce on their way together, and adds
 // `own` to it.
 template <class Traits>
-__device__ DecodePartial take_partials(float *parts, int32_t first, int32_t row, const DecodePartial &own) {
+__device__ DecodePartial take_partials(float *parts, int32_t first, int32_t end, int32_t row,
+                                       const DecodePartial &own) {
   constexpr int kAtOnce = 18;
-  const int lane = threadIdx.x % 32, end = static_cast<int32_t>(blockIdx.x);
+  const int lane = threadIdx.x % 32;
   const bool has_dims = lane * 4 < Traits::kDim;
   DecodePartial result = {kLowest, 0.0f, {0.0f, 0.0f, 0.0f, 0.0f}};
 #pragma unroll 1
@@ -157,49 +158,57 @@ __device__ DecodePartial take_partials(float *parts, int32_t first, int32_t row,
   return result;
 }
 
+// What a thread block keeps in shared memory beside planes and parts.
 template <class Traits>
-__global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
-    attend_decode(const __grid_constant__ AttendParams p, const __grid_constant__ DecodeLaunch launch,
-                  const __grid_constant__ DecodeMaps maps) {
-#ifdef PKV_IS_SM90A
-  extern __shared__ char dynamic_shared[];  // rings [kWarps, kPlanes, kPlaneBytes], parts [kWarps, kRows, kPartStride]
-  __shared__ DecodeStrips<Traits::kThreads> strips;
-  __shared__ DecodeSlot slots[2 * Traits::kWarps];
-  __shared__ DecodeWarp<Traits> warps[Traits::kWarps];
-  __shared__ int32_t num_tokens;  // without padding
-  // Swizzled rows stand in groups of 1024 bytes.
-  char *planes = dynamic_shared + ((1024 - shared_address(dynamic_shared) % 1024) & 1023);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  if (threadIdx.x == 0) prefetch_map(&maps.keys), prefetch_map(&maps.values);
-  if (lane < 2) slots[2 * warp + lane].first_unit = -1;
-  if (lane < Traits::kPlanes) init_barrier(&warps[warp].full[lane], 1);
+struct DecodeShared {
+  DecodeStrips<Traits::kThreads> strips;
+  DecodeSlot slots[2 * Traits::kWarps];
+  DecodeWarp<Traits> warps[Traits::kWarps];
+};
+
+// Before anything that the device may have written is read.
+template <class Traits>
+__device__ __forceinline__ void start_decode(const DecodeMaps &maps, DecodeShared<Traits> *shared, int thread) {
+  const int warp = thread / 32, lane = thread % 32;
+  if (thread == 0) prefetch_map(&maps.keys), prefetch_map(&maps.values);
+  if (lane < 2) shared->slots[2 * warp + lane].first_unit = -1;
+  if (lane < Traits::kPlanes) init_barrier(&shared->warps[warp].full[lane], 1);
   fence_barrier_init();
   __syncwarp();
-  wait_for_launch_before();
-  if (p.lets_next) let_next_launch();
+}
+
+// The share of thread block `block` of num_blocks in a decode step, for kThreads threads, numbered by `thread`, whose
+// barrier is `sync`: all of them pass it once at least. planes: aligned to 1024 bytes; rings
+// [kWarps, kPlanes, kPlaneBytes], then parts [kWarps, kRows, kPartStride].
+template <class Traits, class Sync>
+__device__ __forceinline__ void decode_share(const AttendParams &p, const DecodeLaunch &launch, const DecodeMaps &maps,
+                                             DecodeShared<Traits> *shared, char *planes, int thread, int32_t block,
+                                             int32_t num_blocks, Sync sync) {
+  constexpr int kTileKeys = Traits::kTileKeys, kRows = Traits::kRows;
+  const int warp = thread / 32, lane = thread % 32;
+  DecodeSlot *const slots = shared->slots;
 
   const int32_t num_sequences = static_cast<int32_t>(p.tables.num_sequences);
   const bool is_small = num_sequences <= 32;
   const int32_t strip = (num_sequences + Traits::kThreads - 1) / Traits::kThreads;
-  DecodeLanes<Traits::kTileKeys> lanes;
-  const int32_t num_real = p.tables.cu_seqlens_q[num_sequences];
+  DecodeLanes<kTileKeys, kRows> lanes;
   const int32_t num_units = p.kv.num_kv_heads *
-                            (is_small ? lanes.add_up(p) : strips.template add_up<Traits::kTileKeys>(p, strip));
-  if (threadIdx.x == 0) num_tokens = num_real;
+                            (is_small ? lanes.add_up(p)
+                                      : shared->strips.template add_up<kTileKeys, kRows>(p, strip, thread, sync));
   // A few keys are not worth the merge of many thread blocks.
-  const int32_t num_active = min(max(num_units / Traits::kWarps, 1), static_cast<int32_t>(gridDim.x));
+  const int32_t num_active = min(max(num_units / Traits::kWarps, 1), num_blocks);
   const DecodeShares shares(num_units, num_active * Traits::kWarps);
-  const int32_t first_warp = blockIdx.x * Traits::kWarps;
+  const int32_t first_warp = block * Traits::kWarps;
   const int32_t begin = shares.begin(first_warp), end = shares.begin(first_warp + Traits::kWarps);
-  const bool has_units = static_cast<int32_t>(blockIdx.x) < num_active && end > begin;
+  const bool has_units = block < num_active && end > begin;
   if (has_units) {
     int32_t warp_begin = shares.begin(first_warp + warp);
     const int32_t warp_end = shares.begin(first_warp + warp + 1);
     if (warp_begin < warp_end) {
       const auto cursor = is_small ? lanes.find(p, &warp_begin)
-                                   : strips.template find<Traits::kTileKeys>(p, strip, &warp_begin);
+                                   : shared->strips.template find<kTileKeys, kRows>(p, strip, &warp_begin);
       if (warp_begin < warp_end) {
-        DecodeWarp<Traits> &own = warps[warp];  // written by every lane, the same
+        DecodeWarp<Traits> &own = shared->warps[warp];  // written by every lane, the same
         own.ahead = own.now = cursor;
         own.begin = warp_begin, own.end = warp_end;
         __syncwarp();
@@ -210,8 +219,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
       }
     }
   }
-  __syncthreads();
-  clear_padding<typename Traits::T>(p, num_tokens, threadIdx.x, blockDim.x);
+  sync();
   if (!has_units) return;
 
   // Parts of one segment stand in neighbouring slots that are in use.
@@ -220,7 +228,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
   const uint32_t below = used & ((1u << lane) - 1);
   const int32_t before = __shfl_sync(0xffffffffu, own_unit, below == 0 ? lane : 31 - __clz(static_cast<int>(below)));
   const uint32_t firsts = __ballot_sync(0xffffffffu, own_unit >= 0 && (below == 0 || before != own_unit));
-  float *const parts = launch.parts + static_cast<int64_t>(blockIdx.x) * (2 * Traits::kPartFloats);
+  float *const parts = launch.parts + static_cast<int64_t>(block) * (2 * Traits::kPartFloats);
   int task = 0;
   uint32_t above = 0xffffffffu;  // slots of this group and of those before it
 #pragma unroll 1
@@ -240,10 +248,30 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
         leave_partial<Traits>(parts + (comes ? 0 : Traits::kPartFloats) + row * Traits::kPartStride, partial);
         continue;
       }
-      if (comes) partial = take_partials<Traits>(launch.parts, first_block, row, partial);
+      if (comes) partial = take_partials<Traits>(launch.parts, first_block, block, row, partial);
       write_partial<Traits>(p, slot, row, partial);
     }
   }
+}
+
+template <class Traits>
+__global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
+    attend_decode(const __grid_constant__ AttendParams p, const __grid_constant__ DecodeLaunch launch,
+                  const __grid_constant__ DecodeMaps maps) {
+#ifdef PKV_IS_SM90A
+  extern __shared__ char dynamic_shared[];
+  __shared__ DecodeShared<Traits> shared;
+  __shared__ int32_t num_tokens;  // without padding
+  // Swizzled rows stand in groups of 1024 bytes.
+  char *planes = dynamic_shared + ((1024 - shared_address(dynamic_shared) % 1024) & 1023);
+  const int thread = static_cast<int>(threadIdx.x);
+  start_decode<Traits>(maps, &shared, thread);
+  wait_for_launch_before();
+  if (p.lets_next) let_next_launch();
+  if (thread == 0) num_tokens = p.tables.cu_seqlens_q[p.tables.num_sequences];
+  decode_share<Traits>(p, launch, maps, &shared, planes, thread, static_cast<int32_t>(blockIdx.x),
+                       static_cast<int32_t>(gridDim.x), [] { __syncthreads(); });
+  clear_padding<typename Traits::T>(p, num_tokens, threadIdx.x, blockDim.x);  // there since a barrier
 #endif
 }
 

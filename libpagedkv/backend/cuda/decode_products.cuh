@@ -9,6 +9,11 @@
 
 namespace pkv {
 
+constexpr int kDecodeBlocks = 1;  // thread blocks of a multiprocessor
+constexpr int kDecodeWarps = 8;
+// Planes of K or V on their way, of a warp.
+constexpr int decode_planes(int head_dim) { return 4 * 128 / head_dim; }
+
 template <pkv_dtype kQuery, pkv_dtype kStored, int kHeadDim, int kNumRowTiles, int kNumWarps, int kNumBlocks,
           int kNumPlanes>
 struct DecodeTraits {
@@ -42,6 +47,7 @@ struct DecodeTraits {
   static constexpr int kPartStride = kDim + 4;
   static constexpr int kPartFloats = kRows * kPartStride;
   static constexpr int kSharedBytes = kWarps * (kRingBytes + kPartFloats * 4) + 1024;  // to align it
+  static constexpr bool kCalls = true;  // what is rare stands in functions of its own
   static_assert(kPartFloats * 4 <= kRingBytes && kDim <= 128);  // four dims a lane where parts are merged
 };
 

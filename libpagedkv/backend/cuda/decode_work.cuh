@@ -9,8 +9,8 @@
 
 namespace pkv {
 
-// What a sequence asks for. Without query tokens it has no tiles; with some it has one at least, so that somebody
-// writes its rows.
+// What a sequence asks for. Without query tokens it has no tiles, nor with more query rows than the kernel has room for,
+// which is for others; else it has one at least, so that somebody writes its rows.
 struct DecodeSequence {
   int32_t first_token, query_len;  // in the step
   int32_t begin, end;  // keys that any of its queries sees; the first one is that of a tile of the whole sequence
@@ -20,8 +20,14 @@ struct DecodeSequence {
   __device__ int32_t num_units() const { return num_tiles > 0 ? num_tiles + kSegmentUnits : 0; }
 };
 
+// Whether the query rows of a sequence are few enough.
+template <int kRows>
+__device__ inline bool is_decoded(const AttendParams &p, int32_t query_len) {
+  return query_len > 0 && static_cast<int64_t>(query_len) * p.num_heads <= int64_t{kRows} * p.kv.num_kv_heads;
+}
+
 // Plain loads: what a launch waits for may write the tables while it is there already.
-template <int kTileKeys>
+template <int kTileKeys, int kRows>
 __device__ inline DecodeSequence read_sequence(const AttendParams &p, int32_t sequence) {
   DecodeSequence result;
   result.first_token = p.tables.cu_seqlens_q[sequence];
@@ -33,12 +39,14 @@ __device__ inline DecodeSequence read_sequence(const AttendParams &p, int32_t se
     result.begin = lowest > 0 ? static_cast<int32_t>(lowest) & -kTileKeys : 0;
   }
   const uint32_t num_keys = static_cast<uint32_t>(max(result.end - result.begin, 1));
-  result.num_tiles = result.query_len > 0 ? static_cast<int32_t>((num_keys + kTileKeys - 1) / kTileKeys) : 0;
+  result.num_tiles = is_decoded<kRows>(p, result.query_len)
+                         ? static_cast<int32_t>((num_keys + kTileKeys - 1) / kTileKeys)
+                         : 0;
   return result;
 }
 
 // Where a warp stands. Not to be advanced past the last unit of the step.
-template <int kTileKeys>
+template <int kTileKeys, int kRows>
 struct DecodeCursor {
   int32_t sequence, kv_head, tile;
   DecodeSequence now;
@@ -59,7 +67,7 @@ struct DecodeCursor {
     if (++kv_head < p.kv.num_kv_heads) return;
     kv_head = 0;
     do {
-      now = read_sequence<kTileKeys>(p, ++sequence);
+      now = read_sequence<kTileKeys, kRows>(p, ++sequence);
     } while (now.num_tiles == 0);
   }
 };
@@ -91,24 +99,24 @@ __device__ inline int32_t scan_warp(int32_t value, int lane) {
 }
 
 // Up to 32 sequences: every warp has them all, one a lane, and none waits for another.
-template <int kTileKeys>
+template <int kTileKeys, int kRows>
 class DecodeLanes {
  public:
   // Returns the units of one KV head of all sequences.
   __device__ int32_t add_up(const AttendParams &p) {
     const int lane = threadIdx.x % 32;
     own_ = {};
-    if (lane < p.tables.num_sequences) own_ = read_sequence<kTileKeys>(p, lane);
+    if (lane < p.tables.num_sequences) own_ = read_sequence<kTileKeys, kRows>(p, lane);
     end_unit_ = scan_warp(own_.num_units(), lane);
     return __shfl_sync(0xffffffffu, end_unit_, 31);
   }
 
   // The cursor of the first tile from a unit on that exists, which becomes the unit of that tile.
-  __device__ DecodeCursor<kTileKeys> find(const AttendParams &p, int32_t *unit) const {
+  __device__ DecodeCursor<kTileKeys, kRows> find(const AttendParams &p, int32_t *unit) const {
     constexpr uint32_t kAll = 0xffffffffu;
     const int32_t of_head = static_cast<int32_t>(static_cast<uint32_t>(*unit) /
                                                  static_cast<uint32_t>(p.kv.num_kv_heads));
-    DecodeCursor<kTileKeys> cursor;
+    DecodeCursor<kTileKeys, kRows> cursor;
     cursor.sequence = __ffs(static_cast<int>(__ballot_sync(kAll, end_unit_ > of_head))) - 1;
     cursor.now.first_token = __shfl_sync(kAll, own_.first_token, cursor.sequence);
     cursor.now.query_len = __shfl_sync(kAll, own_.query_len, cursor.sequence);
@@ -131,30 +139,30 @@ struct DecodeStrips {
   int32_t first_unit[kThreads];  // units of one KV head before the strip
   int32_t warp_units[kThreads / 32];
 
-  // All threads call it; returns the units of one KV head of all sequences.
-  template <int kTileKeys>
-  __device__ int32_t add_up(const AttendParams &p, int32_t strip) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int32_t first = threadIdx.x * strip, end = min(first + strip, static_cast<int32_t>(p.tables.num_sequences));
+  // All threads call it; returns the units of one KV head of all sequences. sync: their barrier.
+  template <int kTileKeys, int kRows, class Sync>
+  __device__ int32_t add_up(const AttendParams &p, int32_t strip, int thread, Sync sync) {
+    const int warp = thread / 32, lane = thread % 32;
+    const int32_t first = thread * strip, end = min(first + strip, static_cast<int32_t>(p.tables.num_sequences));
     int32_t own = 0;
-    for (int32_t s = first; s < end; ++s) own += read_sequence<kTileKeys>(p, s).num_units();
+    for (int32_t s = first; s < end; ++s) own += read_sequence<kTileKeys, kRows>(p, s).num_units();
     const int32_t sum = scan_warp(own, lane);
     if (lane == 31) warp_units[warp] = sum;
-    __syncthreads();
+    sync();
     int32_t before = 0, total = 0;
 #pragma unroll
     for (int w = 0; w < kThreads / 32; ++w) {
       if (w == warp) before = total;
       total += warp_units[w];
     }
-    first_unit[threadIdx.x] = before + sum - own;
-    __syncthreads();
+    first_unit[thread] = before + sum - own;
+    sync();
     return total;
   }
 
   // As that of DecodeLanes; whole warps call it.
-  template <int kTileKeys>
-  __device__ DecodeCursor<kTileKeys> find(const AttendParams &p, int32_t strip, int32_t *unit) const {
+  template <int kTileKeys, int kRows>
+  __device__ DecodeCursor<kTileKeys, kRows> find(const AttendParams &p, int32_t strip, int32_t *unit) const {
     constexpr uint32_t kAll = 0xffffffffu;
     const int lane = threadIdx.x % 32;
     const int32_t of_head = static_cast<int32_t>(static_cast<uint32_t>(*unit) /
@@ -165,10 +173,10 @@ struct DecodeStrips {
     const int in_group = 31 - __clz(static_cast<int>(__ballot_sync(kAll, first_unit[group * 32 + lane] <= of_head)));
     const int32_t index = group * 32 + in_group;
     int32_t before = first_unit[index];
-    DecodeCursor<kTileKeys> cursor;
+    DecodeCursor<kTileKeys, kRows> cursor;
     cursor.sequence = index * strip;
     for (;;) {  // from strip to sequence
-      cursor.now = read_sequence<kTileKeys>(p, cursor.sequence);
+      cursor.now = read_sequence<kTileKeys, kRows>(p, cursor.sequence);
       if (before + cursor.now.num_units() > of_head) break;
       before += cursor.now.num_units();
       ++cursor.sequence;

@@ -22,14 +22,14 @@ __global__ void __launch_bounds__(kRowThreads)
   const Slot slot = sequence_slot(p.kv, p.sequence, place.token);
   const int64_t source_stride = is_value ? p.kv.v_head_stride : p.kv.k_head_stride;
   const int64_t target_stride = is_value ? p.v_head_stride : p.k_head_stride;
-  const auto *source =
-      reinterpret_cast<const Stored *>(row_address(p.kv, slot, is_value, sizeof(Stored))) + place.first;
-  Given *target = place.first + (is_value ? static_cast<Given *>(p.v) + place.token * p.v_token_stride
-                                          : static_cast<Given *>(p.k) + place.token * p.k_token_stride);
+  const auto *source = reinterpret_cast<const Stored *>(row_address(p.kv, slot, is_value, sizeof(Stored)));
+  const int32_t firsts[] = {place.lane * kPieceElements};
+  Given *target = firsts[0] + (is_value ? static_cast<Given *>(p.v) + place.token * p.v_token_stride
+                                        : static_cast<Given *>(p.k) + place.token * p.k_token_stride);
   const int32_t count = count_heads<kHeadsPerThread>(threads, place, p.kv.num_kv_heads);
-  Piece<Stored> stored[kHeadsPerThread];
-  load_pieces(source + place.head * source_stride, threads.num_groups * source_stride, slot.block >= 0 ? count : 0,
-              true, stored);
+  Piece<Stored> stored[kHeadsPerThread][1];
+  load_rows(source + place.head * source_stride, threads.num_groups * source_stride, slot.block >= 0 ? count : 0,
+            firsts, is_value ? p.kv.v_head_dim : p.kv.head_dim, true, stored);
 #pragma unroll
   for (int i = 0; i < kHeadsPerThread; ++i) {
     if (i >= count) return;
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kRowThreads)
     Piece<Given> given = {};
     if (slot.block >= 0) {
       if constexpr (std::is_same_v<Stored, Given>) {
-        given = stored[i];
+        given = stored[i][0];
       } else {
         float scale = 1.0f;
         if constexpr (sizeof(Stored) == 1) {
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kRowThreads)
         }
 #pragma unroll
         for (int j = 0; j < kPieceElements; ++j) {
-          given.elements[j] = from_float<Given>(to_float(stored[i].elements[j]) * scale);
+          given.elements[j] = from_float<Given>(to_float(stored[i][0].elements[j]) * scale);
         }
       }
     }

@@ -6,6 +6,7 @@
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/number_formats.cuh"
 #include "backend/cuda/paged_kv.cuh"
+#include "backend/cuda/rotated_rows.cuh"
 #include "backend/cuda/stored_rows.cuh"
 #include "base/dtype.h"
 
@@ -13,7 +14,7 @@ namespace pkv {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kRowLanes = 32;  // enough for the 256 dims of a row
+constexpr int kRowLanes = 32;  // enough for the 256 dims of a row, in two pieces each
 constexpr int kNumWarps = kThreads / kRowLanes;
 constexpr int kRunsPerLaunch = 128;
 constexpr int kRowsAhead = 4;
@@ -70,12 +71,13 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Plan: a warp has the K row of one head and layer, a lane a piece of it, and walks the runs of its group (blockIdx.y)
+// Plan: a warp has the K row of one head and layer, a lane two pieces of it, and walks the runs of its group (blockIdx.y)
 // in order. A row is widened to float32, rotated by the angles that are the same for all, and stored anew when all
 // lanes have loaded it. Bound by latency.
 template <class Stored>
 __global__ void __launch_bounds__(kThreads)
-    move_rotated_rows(const __grid_constant__ MoveRowsParams p, const __grid_constant__ RunList list) {
+    move_rotated_rows(const __grid_constant__ MoveRowsParams p, const __grid_constant__ RunList list,
+                      const __grid_constant__ RotationSteps steps) {
   const int warp = threadIdx.x / kRowLanes, lane = threadIdx.x % kRowLanes;
   const int64_t index = static_cast<int64_t>(blockIdx.x) * kNumWarps + warp;
   if (index >= static_cast<int64_t>(p.num_layers) * p.kv.num_kv_heads) return;
@@ -86,9 +88,10 @@ __global__ void __launch_bounds__(kThreads)
   kv.k_scale_offset += static_cast<uint64_t>(layer) * p.layer_scale_bytes;
   const float static_scale = kv.k_scale[layer * p.layer_static_scales + head];
   const bool has_row_scales = kv.kv_scales == PKV_SCALES_PER_TOKEN_HEAD;
-  const int32_t first = lane * kPieceElements;
-  const bool is_active = first < kv.head_dim;
-  const PieceRotation rotation(p.rope, p.rotation, first);
+  int32_t firsts[kPairPieces];
+  place_pair(lane, kv.head_dim, count_paired_dims(p.rope), firsts);
+  const bool has_piece[] = {firsts[0] < kv.head_dim, firsts[1] < kv.head_dim};
+  const PairRotation rotation(p.rope, steps, p.rotation, firsts);
 
   for (int r = list.group_starts[blockIdx.y]; r < list.group_starts[blockIdx.y + 1]; ++r) {
     const MoveRun &run = list.runs[r];
@@ -100,26 +103,26 @@ __global__ void __launch_bounds__(kThreads)
                                                             k_row_offset(kv, source_offset, head, sizeof(Stored)));
       auto *target = reinterpret_cast<Stored *>(block_address(kv, target_block) +
                                                 k_row_offset(kv, target_offset, head, sizeof(Stored)));
-      Piece<float> rotated;
-      if (is_active) {
-        Piece<Stored> own[1], partners[1];
-        own[0].load(source + first);
-        load_partners(p.rope, source, 0, 1, first, true, own, partners);
-        float scale = 1.0f;
-        if constexpr (sizeof(Stored) == 1) {
-          scale = has_row_scales ? *k_scale_address(kv, source_block, source_offset, head) : static_scale;
-        }
-        rotated = rotation.rotate(own[0], partners[0], scale);
+      float scale = 1.0f;
+      if constexpr (sizeof(Stored) == 1) {
+        scale = has_row_scales ? *k_scale_address(kv, source_block, source_offset, head) : static_scale;
       }
+      Piece<Stored> own[1][kPairPieces];
+      load_rows(source, 0, 1, firsts, kv.head_dim, true, own);
+      Piece<float> rotated[1][kPairPieces];
+      rotation.rotate(source, own[0], scale, rotated[0]);
       __syncwarp();
+      float scales[] = {static_scale};
       if constexpr (sizeof(Stored) == 1) {
         if (has_row_scales) {
-          store_scaled_row(rotated, target + first, k_scale_address(kv, target_block, target_offset, head), is_active,
-                           kRowLanes);
-          continue;
+          find_row_scales<float, Stored>(rotated, has_piece, 1, kRowLanes, scales);
+          if (lane == 0) *k_scale_address(kv, target_block, target_offset, head) = scales[0];
         }
       }
-      if (is_active) store_piece(rotated, target + first, static_scale);
+#pragma unroll
+      for (int j = 0; j < kPairPieces; ++j) {
+        if (has_piece[j]) store_piece(rotated[0][j], target + firsts[j], scales[0]);
+      }
     }
   }
 }
@@ -170,7 +173,8 @@ Status launch_list(const MoveRowsParams &params, const RunList &list, unsigned i
   if (is_rotated) {
     const int64_t num_rows = static_cast<int64_t>(params.num_layers) * kv.num_kv_heads;
     const auto num_blocks = static_cast<unsigned int>((num_rows + kNumWarps - 1) / kNumWarps);
-    void *arguments[] = {const_cast<MoveRowsParams *>(&params), const_cast<RunList *>(&list)};
+    RotationSteps steps = find_rotation_steps(params.rope);
+    void *arguments[] = {const_cast<MoveRowsParams *>(&params), const_cast<RunList *>(&list), &steps};
     PKV_TRY_CUDA(cudaLaunchKernel(choose_rotation(kv.dtype), dim3(num_blocks, num_groups), dim3(kThreads), arguments, 0,
                                   stream));
   } else {

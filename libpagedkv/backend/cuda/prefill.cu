@@ -7,13 +7,6 @@
 namespace pkv {
 namespace {
 
-// Fewer tiles of rows than these for each multiprocessor leave the last round unequal: their keys are cut to make more.
-constexpr int64_t kFewTiles = 3, kEnoughParts = 4;
-// The other kernel is some three times slower, but cuts the keys finely: it is the better one where the longest tile is
-// longer than so many times what each multiprocessor gets.
-constexpr int64_t kMostImbalance = 3;
-constexpr int64_t kShortLen = 1024;  // of any tile of this length
-
 template <pkv_dtype kDtype>
 Status launch_head_dim(const AttendParams &params, const AttendDevice &device, const PrefillPlan &plan,
                        cudaStream_t stream) {
@@ -70,8 +63,6 @@ bool plan_prefill(const AttendParams &params, const AttendDevice &device, Prefil
   if (!device.has_hopper || !is_in_scope(params) || !can_map(params)) return false;
   const StepTables &tables = params.tables;
   const int64_t group = params.num_heads / params.kv.num_kv_heads;
-  const bool is_widened = params.kv.dtype != params.dtype;
-  const int32_t tile_keys = prefill_tile_keys(params.kv.head_dim, is_widened);
   const int64_t tile_tokens = kPrefillRows / group;
   const int64_t num_tiles = tables.num_tokens / tile_tokens + tables.num_sequences;
   const int64_t num_works = num_tiles * params.kv.num_kv_heads;
@@ -79,20 +70,9 @@ bool plan_prefill(const AttendParams &params, const AttendDevice &device, Prefil
   // Where K and V differ in their head dims there is no other kernel with tensor cores.
   const bool has_choice = params.kv.head_dim == params.kv.v_head_dim;
   if (has_choice && tables.max_query_len * group <= kPrefillRows / 2) return false;
-  const int64_t num_processors = device.num_processors;
-  int64_t num_splits = 1;
-  if (num_works < kFewTiles * num_processors) {
-    const int64_t rows = std::max<int64_t>(tables.num_tokens * params.num_heads, 1);
-    num_splits = std::max<int64_t>(std::min<int64_t>({(kEnoughParts * num_processors + num_works - 1) / num_works,
-                                                      tables.max_seq_len / (tile_keys * kPrefillPartTiles),
-                                                      kMaxSplits, kWorkspaceRows / rows}), 1);
-  }
-  const int64_t longest = tables.max_seq_len / num_splits;
-  const int64_t mean_len = tables.total_seq_len / tables.num_sequences;
-  const bool is_uneven = longest > kShortLen && longest * num_processors > kMostImbalance * mean_len * num_works;
-  if (has_choice && is_uneven) return false;
-  out->num_splits = static_cast<int32_t>(num_splits);
-  out->num_tiles = static_cast<int32_t>(num_tiles);
+  *out = {};
+  out->has_decode = has_prefill_decode(params.kv.head_dim, params.kv.v_head_dim) && group <= kMixedRows &&
+                    can_decode(params);
   out->tile_tokens = static_cast<int32_t>(tile_tokens);
   out->box_rows = choose_box_rows(params);
   return true;
@@ -104,8 +84,9 @@ bool plan_prefixes(const AttendParams &params, const AttendDevice &device, int64
   const int64_t tile_tokens = kPrefillRows / (params.num_heads / params.kv.num_kv_heads);
   const int64_t most_tiles = tables.num_tokens / tile_tokens + tables.num_sequences;
   if (most_parts < 1 || most_tiles * params.kv.num_kv_heads > INT32_MAX / most_parts) return false;
+  *out = {};
   out->num_splits = static_cast<int32_t>(most_parts);
-  out->num_tiles = static_cast<int32_t>(most_tiles);
+  out->most_tiles = static_cast<int32_t>(most_tiles);
   out->tile_tokens = static_cast<int32_t>(tile_tokens);
   out->box_rows = choose_box_rows(params);
   out->over_prefixes = true;

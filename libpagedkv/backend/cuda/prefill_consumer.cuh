@@ -22,28 +22,22 @@ class PrefillConsumer {
                              const char *queries, const char *buffers, int warpgroup)
       : p_(p), launch_(launch), shared_(shared),
         queries_(name_matrix(shared_address(queries) + warpgroup * 64 * 128, 0)),
-        keys_(name_matrix(shared_address(buffers), 0)),
-        values_(name_matrix(shared_address(buffers), Traits::kTile * 128)), warpgroup_(warpgroup),
-        lane_(threadIdx.x % 32) {
+        keys_(name_matrix(shared_address(buffers), 0)), warpgroup_(warpgroup), lane_(threadIdx.x % 32) {
     const int32_t group = launch.group;
     const int warp_row = warpgroup * 64 + threadIdx.x % kWarpgroupThreads / 32 * 16;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int row = warp_row + lane_ / 4 + i * 8;
-      token_[i] = row / group;
-      head_[i] = row % group;
+      token_[i] = (warp_row + lane_ / 4 + i * 8) / group;
     }
-    warp_first_token_ = warp_row / group;
-    warp_last_token_ = (warp_row + 15) / group;
     scale_log2_ = p.softcap > 0.0f ? kLog2E : p.scale * kLog2E;
   }
 
   __device__ void run() {
     if (warpgroup_ != 0) give_turn();
     wait_barrier(&shared_->query_full[0], 0);
-    PrefillTile tile = shared_->tiles[0];
-    if (tile.num_key_tiles == 0) return;
-    take_scales(tile);
+    Keys keys = find_keys(0);
+    if (keys.num_tiles == 0) return;
+    take_scales(0);
     float scores[kScores];
     uint32_t weights[kKeySteps][4];
     float out[kOutputs];
@@ -51,7 +45,7 @@ class PrefillConsumer {
     for (int i = 0; i < kOutputs; ++i) out[i] = 0.0f;
 
     // The first tile of keys.
-    int32_t key_tiles_left = tile.num_key_tiles, first_key = tile.last_key;
+    int32_t key_tiles_left = keys.num_tiles, first_key = keys.last_key;
     RingCursor<Traits::kQuerySlots> query_slot;
     wait_barrier(&shared_->full[ring_.index], ring_.phase);
     wait_turn();
@@ -64,7 +58,7 @@ class PrefillConsumer {
     uint32_t box_mask = shared_->box_masks[ring_.index];
     release_buffer(ring_.index);
     ring_.advance();
-    prepare_scores(scores, tile, first_key, box_mask);
+    prepare_scores(scores, keys, first_key, box_mask);
     weigh(scores);
     pin_registers(scores);
 
@@ -73,12 +67,12 @@ class PrefillConsumer {
     int value_buffer = 0;
     while (true) {
       const bool is_new = --key_tiles_left == 0;
-      PrefillTile next = tile;
+      Keys next = keys;
       if (is_new) {
         query_slot.advance();
         wait_barrier(&shared_->query_full[query_slot.index], query_slot.phase);
-        next = shared_->tiles[query_slot.index];
-        key_tiles_left = next.num_key_tiles;
+        next = find_keys(query_slot.index);
+        key_tiles_left = next.num_tiles;
         first_key = next.last_key;
       } else {
         first_key -= Traits::kTile;
@@ -114,16 +108,16 @@ class PrefillConsumer {
         wait_products<0>();
         pin_registers(out);
         release_buffer(value_buffer);
-        finish_tile(out, tile);
+        finish_tile(out, query_slot.index ^ 1);
         release_query(query_slot.index ^ 1);
-        tile = next;
-        take_scales(tile);
+        keys = next;
+        take_scales(query_slot.index);
 #pragma unroll
         for (int i = 0; i < kOutputs; ++i) out[i] = 0.0f;
         largest_[0] = largest_[1] = -INFINITY;
         sum_[0] = sum_[1] = 0.0f;
       }
-      prepare_scores(scores, tile, first_key, box_mask);
+      prepare_scores(scores, keys, first_key, box_mask);
       weigh(scores);
       pin_registers(scores);
     }
@@ -134,10 +128,20 @@ class PrefillConsumer {
     commit_products();
     wait_products<0>();
     pin_registers(out);
-    finish_tile(out, tile);
+    finish_tile(out, query_slot.index ^ 1);
   }
 
  private:
+  // What the walk over its keys needs of a tile; the rest of it stays in shared memory.
+  struct Keys {
+    int32_t first_position, seq_len, last_key, num_tiles;
+  };
+
+  __device__ Keys find_keys(int slot) const {
+    const PrefillTile &tile = shared_->tiles[slot];
+    return {tile.first_position, tile.seq_len, tile.last_key, tile.num_key_tiles};
+  }
+
   // Warpgroups issue their products in turn, so that the one's softmax runs beside the other's products.
   __device__ void wait_turn() const { sync_named(kTurnName + warpgroup_, 2 * kWarpgroupThreads); }
 
@@ -165,7 +169,8 @@ class PrefillConsumer {
   }
 
   __device__ void multiply_values(float (&out)[kOutputs], const uint32_t (&weights)[kKeySteps][4], int buffer) const {
-    const uint32_t values = values_ + buffer * matrix_words(Traits::kTileBytes);
+    const uint32_t values =
+        keys_ + name_matrix(0, Traits::kTile * 128) + buffer * matrix_words(Traits::kTileBytes);
 #pragma unroll
     for (int step = 0; step < kKeySteps; ++step) {
       multiply_registers<T>(out, weights[step], describe_matrix(values + matrix_words(step * 16 * 128)));
@@ -173,10 +178,11 @@ class PrefillConsumer {
   }
 
   // K and V of 8 bits have scales: those of the tile's KV head.
-  __device__ void take_scales(const PrefillTile &tile) {
+  __device__ void take_scales(int slot) {
     if constexpr (Traits::kIsWidened) {
-      score_scale_ = p_.scale * p_.kv.k_scale[tile.kv_head];
-      value_scale_ = p_.kv.v_scale[tile.kv_head];
+      const int32_t kv_head = shared_->tiles[slot].kv_head;
+      score_scale_ = p_.scale * p_.kv.k_scale[kv_head];
+      value_scale_ = p_.kv.v_scale[kv_head];
       scale_log2_ = is_scaled_first() ? kLog2E : score_scale_ * kLog2E;
     }
   }
@@ -187,7 +193,7 @@ class PrefillConsumer {
   __device__ bool is_scaled_first() const { return p_.softcap > 0.0f || !(score_scale() > 0.0f); }
 
   // Caps and masks.
-  __device__ void prepare_scores(float (&scores)[kScores], const PrefillTile &tile, int32_t first_key,
+  __device__ void prepare_scores(float (&scores)[kScores], const Keys &keys, int32_t first_key,
                                  uint32_t box_mask) const {
     if (p_.softcap > 0.0f) {
       const float inner = 2.0f * kLog2E * score_scale() / p_.softcap;
@@ -200,24 +206,27 @@ class PrefillConsumer {
 #pragma unroll
       for (int i = 0; i < kScores; ++i) scores[i] *= score_scale_;
     }
-    const int32_t warp_end = p_.is_causal ? tile.first_position + warp_first_token_ + 1 : tile.seq_len;
+    // Of the warp's rows the first one, and the last one.
+    const int32_t first_token = __shfl_sync(0xffffffffu, token_[0], 0);
+    const int32_t last_token = __shfl_sync(0xffffffffu, token_[1], 31);
+    const int32_t warp_end = p_.is_causal ? keys.first_position + first_token + 1 : keys.seq_len;
     const bool all_boxes = box_mask == (1u << (Traits::kTile >> launch_.box_shift)) - 1;
-    const bool is_inside = first_key + Traits::kTile <= min(warp_end, tile.seq_len) && all_boxes &&
-                           (p_.window <= 0 || first_key > tile.first_position + warp_last_token_ - p_.window);
+    const bool is_inside = first_key + Traits::kTile <= min(warp_end, keys.seq_len) && all_boxes &&
+                           (p_.window <= 0 || first_key > keys.first_position + last_token - p_.window);
     if (is_inside) return;
     // Columns that a row sees, counted from the lane's first one: those from low to below high.
     int32_t low[2], high[2];
     const int32_t lane_column = lane_ % 4 * 2;
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-      const int32_t position = tile.first_position + token_[row];
-      high[row] = (p_.is_causal ? min(position + 1, tile.seq_len) : tile.seq_len) - first_key - lane_column;
+      const int32_t position = keys.first_position + token_[row];
+      high[row] = (p_.is_causal ? min(position + 1, keys.seq_len) : keys.seq_len) - first_key - lane_column;
       const int64_t lowest = p_.window > 0 ? position + 1 - p_.window - first_key : int64_t{0};
       low[row] = static_cast<int32_t>(min(max(lowest, int64_t{0}), int64_t{Traits::kTile})) - lane_column;
     }
     // In the last box of a sequence keys stand `beyond` columns higher up than elsewhere.
-    const int32_t last_box = (tile.seq_len - 1) & ~(launch_.plan.box_rows - 1);  // its first key
-    const int32_t beyond = last_box + launch_.plan.box_rows - tile.seq_len;
+    const int32_t last_box = (keys.seq_len - 1) & ~(launch_.plan.box_rows - 1);  // its first key
+    const int32_t beyond = last_box + launch_.plan.box_rows - keys.seq_len;
     const int32_t tail = beyond > 0 ? last_box - first_key : Traits::kTile;  // first column of the last box
     if (all_boxes && tail >= Traits::kTile && p_.window <= 0) {
 #pragma unroll
@@ -287,7 +296,15 @@ class PrefillConsumer {
     for (int i = 0; i < kOutputs; ++i) out[i] *= shrink_[i / 2 % 2];
   }
 
-  __device__ void finish_tile(const float (&out)[kOutputs], const PrefillTile &tile) {
+  // Of the thread's two rows, in the tile. Found anew where it is needed, so that it takes no register for long.
+  __device__ int32_t find_row(int row) const {
+    int32_t thread;
+    asm volatile("mov.u32 %0, %%tid.x;\n" : "=r"(thread));
+    return warpgroup_ * 64 + thread % kWarpgroupThreads / 32 * 16 + lane_ / 4 + row * 8;
+  }
+
+  __device__ void finish_tile(const float (&out)[kOutputs], int slot) {
+    const PrefillTile &tile = shared_->tiles[slot];
     const int32_t group = launch_.group;
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
@@ -296,12 +313,13 @@ class PrefillConsumer {
       sum += __shfl_xor_sync(0xffffffffu, sum, 2);
       const bool is_inside = token_[row] < tile.num_tokens;
       const int64_t token = tile.first_token + token_[row];
-      const int32_t head = tile.kv_head * group + head_[row];
+      const int32_t tile_row = find_row(row);
+      const int32_t head = tile.kv_head * group + tile_row - token_[row] * group;
       const float lse = sum == 0.0f ? -INFINITY : largest_[row] * scale_log2_ + log2f(sum);
       float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
       if (Traits::kIsWidened) factor *= value_scale_;
-      if (is_part(tile)) {
-        if (is_inside) write_part(out, row, tile.part, token, head, lse, factor);
+      if (tile.num_parts > 1 || over_prefixes()) {
+        if (is_inside) write_part(out, row, tile, tile_row, lse, factor);
         continue;
       }
       const float full = add_sink(p_, head, lse);
@@ -322,25 +340,36 @@ class PrefillConsumer {
         if (is_inside) *reinterpret_cast<uint4 *>(target + column * 8) = {words[0], words[1], words[2], words[3]};
       }
     }
-    if (is_part(tile) && !over_prefixes() && is_last_of_parts(tile)) {
-      const int warp = threadIdx.x % kWarpgroupThreads / 32;
-      for (int row = warpgroup_ * 64 + warp; row < (warpgroup_ + 1) * 64; row += kWarpgroupThreads / 32) {
-        if (row / group >= tile.num_tokens) break;
-        combine_parts<T>(p_, launch_.parts, tile.num_parts, tile.first_token + row / group,
-                         tile.kv_head * group + row % group);
+    if (tile.num_parts > 1 && !over_prefixes() && is_last_of_parts(tile)) combine_tile(tile);
+  }
+
+  // Then all are parts, in the order of the step's tokens and heads, and somebody else merges them.
+  __device__ bool over_prefixes() const { return Traits::kTakesPrefixes && launch_.plan.over_prefixes; }
+
+  // The warps merge the parts of the warpgroup's rows, kRowsAtOnce of them together.
+  __device__ void combine_tile(const PrefillTile &tile) const {
+    constexpr int kRowsAtOnce = 2, kWarpRows = 16;
+    const int32_t group = launch_.group;
+    const PartRows parts = {launch_.partial_out, launch_.partial_lse, tile.part_stride};
+    const int32_t first = find_row(0) - lane_ / 4;  // of the warp
+    const int32_t num_rows = min(first + kWarpRows, tile.num_tokens * group) - first;
+    for (int32_t base = 0; base < num_rows; base += kRowsAtOnce) {
+      CombinedRow rows[kRowsAtOnce];
+#pragma unroll
+      for (int i = 0; i < kRowsAtOnce; ++i) {
+        const int32_t row = first + base + i, token = row / group;
+        rows[i] = {tile.first_row + row, tile.first_token + token, tile.kv_head * group + row - token * group};
       }
+      combine_parts<T>(p_, parts, tile.num_parts, rows, num_rows - base);
     }
   }
 
-  // Then all are parts, and somebody else merges them.
-  __device__ bool over_prefixes() const { return Traits::kTakesPrefixes && launch_.plan.over_prefixes; }
-  __device__ bool is_part(const PrefillTile &tile) const { return tile.num_parts > 1 || over_prefixes(); }
-
-  __device__ void write_part(const float (&out)[kOutputs], int row, int32_t part, int64_t token, int32_t head,
+  __device__ void write_part(const float (&out)[kOutputs], int row, const PrefillTile &tile, int32_t tile_row,
                              float lse, float factor) const {
-    const int64_t index = (part * p_.tables.num_tokens + token) * p_.num_heads + head;
-    if (lane_ % 4 == 0) launch_.parts.partial_lse[index] = lse;
-    float *target = launch_.parts.partial_out + index * Traits::kValueDim + lane_ % 4 * 2;
+    int64_t index = tile.first_row + tile.part * tile.part_stride + tile_row;
+    if (over_prefixes()) index += token_[row] * (p_.num_heads - launch_.group);
+    if (lane_ % 4 == 0) launch_.partial_lse[index] = lse;
+    float *target = launch_.partial_out + index * Traits::kValueDim + lane_ % 4 * 2;
 #pragma unroll
     for (int column = 0; column < kOutputs / 4; ++column) {
       const float2 pair = {out[column * 4 + 2 * row] * factor, out[column * 4 + 2 * row + 1] * factor};
@@ -355,9 +384,9 @@ class PrefillConsumer {
     sync_named(kPartsName + warpgroup_, kWarpgroupThreads);
     if (threadIdx.x % kWarpgroupThreads == 0) {
       const uint32_t most = static_cast<uint32_t>(tile.num_parts) - 1;
-      const int64_t tile_of_head = static_cast<int64_t>(tile.index) * p_.kv.num_kv_heads + tile.kv_head;
-      const int64_t ticket = tile_of_head * kPrefillWarpgroups + warpgroup_;
-      shared_->is_last[warpgroup_] = atomicInc(launch_.parts.tickets + ticket, most) == most;
+      // Of the tile's first row, in a part for each warpgroup: there are two parts at least.
+      uint32_t *ticket = launch_.tickets + tile.first_row + warpgroup_ * tile.part_stride;
+      shared_->is_last[warpgroup_] = atomicInc(ticket, most) == most;
       __threadfence();
     }
     sync_named(kPartsName + warpgroup_, kWarpgroupThreads);
@@ -382,10 +411,9 @@ class PrefillConsumer {
   const AttendParams &p_;
   const PrefillLaunch &launch_;
   PrefillShared<Traits> *const shared_;
-  const uint32_t queries_, keys_, values_;  // matrices: of the warpgroup's rows, and of the first buffer
+  const uint32_t queries_, keys_;  // matrices: of the warpgroup's rows, and of the first buffer
   const int warpgroup_, lane_;
-  int32_t token_[2], head_[2];  // of the thread's two rows: token in the tile, head in the group
-  int32_t warp_first_token_, warp_last_token_;
+  int32_t token_[2];  // of the thread's two rows, in the tile
   float scale_log2_;
   float score_scale_ = 1.0f, value_scale_ = 1.0f;  // with K and V of 8 bits
   float largest_[2] = {-INFINITY, -INFINITY}, sum_[2] = {0.0f, 0.0f}, shrink_[2];

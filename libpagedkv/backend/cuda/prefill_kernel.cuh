@@ -26,11 +26,13 @@
 
 namespace pkv {
 
+constexpr int kDecodeName = 1 + 2 * kPrefillWarpgroups;  // of the barrier of those that decode: behind the consumers'
+
 template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads, 1)
     prefill_rows(const __grid_constant__ AttendParams p, const __grid_constant__ PrefillLaunch launch,
                  const __grid_constant__ CUtensorMap query_map, const __grid_constant__ CUtensorMap key_map,
-                 const __grid_constant__ CUtensorMap value_map) {
+                 const __grid_constant__ CUtensorMap value_map, const __grid_constant__ DecodeMaps decode_maps) {
 #ifdef PKV_IS_SM90A
   extern __shared__ char dynamic_shared[];
   __shared__ PrefillShared<Traits> shared;
@@ -38,6 +40,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   char *queries = dynamic_shared + ((1024 - shared_address(dynamic_shared) % 1024) & 1023);
   char *buffers = queries + Traits::kQuerySlots * Traits::kQueryBytes;
   if (threadIdx.x == 0) {
+    init_barrier(&shared.decode_done, kPrefillWarpgroups * 4);
     for (int i = 0; i < Traits::kStages; ++i) {
       init_barrier(&shared.full[i], Traits::kIsWidened ? kWideningThreads / 32 : 1);
       init_barrier(&shared.empty[i], kPrefillWarpgroups * 4);
@@ -57,13 +60,38 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     }
     fence_barrier_init();
   }
-  __syncthreads();
   // Over prefixes the launch before is the decode kernel over what is not shared: it has waited for all that is read
   // here, and lets this one begin after that. Nothing of the one is of matter to the other.
   const bool over_prefixes = Traits::kTakesPrefixes && launch.plan.over_prefixes;
   if (!over_prefixes) wait_for_launch_before();
+  if (threadIdx.x / 32 == 1) {
+    if (over_prefixes) {
+      find_prefix_shares<Traits>(p, launch, &shared.shares);
+    } else {
+      find_shares<Traits>(p, launch, &shared.shares);
+    }
+  }
+  __syncthreads();
   if (p.lets_next) let_next_launch();
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroupThreads, 0);
+  const int32_t share = find_decode_share(shared.shares, static_cast<int32_t>(blockIdx.x));
+  const auto decode_first = [&] {
+    using Decode = typename Traits::Decode;
+    if (share < 0) return;
+    const int thread = static_cast<int>(threadIdx.x) - Traits::kFirstConsumer * kWarpgroupThreads;
+    auto *own = reinterpret_cast<DecodeShared<Decode> *>(queries + Traits::kDecodeBytes);
+    start_decode<Decode>(decode_maps, own, thread);
+    decode_share<Decode>(p, launch.decode, decode_maps, own, queries, thread, share, shared.shares.num_decode_blocks,
+                         [] { sync_named(kDecodeName, Decode::kThreads); });
+    fence_shared_for_copies();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) arrive_barrier(&shared.decode_done);
+  };
+  if constexpr (Traits::kHasDecode) {
+    if (warpgroup < Traits::kFirstConsumer && share >= 0) await_barrier(&shared.decode_done, 0);
+    // Where the registers that the launch gives are enough for it, the others stand in nobody's way.
+    if (!Traits::kIsWidened && warpgroup >= Traits::kFirstConsumer) decode_first();
+  }
   if (warpgroup == 0) {
     release_registers<Traits::kLoadingRegisters>();
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
@@ -88,6 +116,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     }
   } else {
     take_registers<Traits::kComputingRegisters>();
+    if constexpr (Traits::kHasDecode && Traits::kIsWidened) decode_first();
     PrefillConsumer<Traits>(p, launch, &shared, queries, buffers, warpgroup - Traits::kFirstConsumer).run();
   }
   if (over_prefixes) wait_for_launch_before();  // who waits for this launch waits for both

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "backend/cuda/cuda_status.h"
+#include "backend/cuda/decode_launch.cuh"
 #include "backend/cuda/launch.h"
 #include "backend/cuda/prefill_kernel.cuh"
 #include "backend/cuda/prefill_maps.h"
@@ -24,11 +25,24 @@ Status launch_traits(const AttendParams &params, const AttendDevice &device, con
   launch.plan = plan;
   launch.group = params.num_heads / params.kv.num_kv_heads;
   while (1 << launch.box_shift < plan.box_rows) ++launch.box_shift;
-  if (plan.num_splits > 1 || plan.over_prefixes) launch.parts = find_parts(params, plan.num_splits);
-  launch.next_tile = static_cast<uint32_t *>(params.workspace) + kMaxTickets;
-  const int64_t num_works = static_cast<int64_t>(plan.num_tiles) * params.kv.num_kv_heads * plan.num_splits;
-  const dim3 grid(static_cast<unsigned int>(std::min<int64_t>(num_works, device.num_processors)));
-  void *arguments[] = {const_cast<AttendParams *>(&params), &launch, &query_map, &key_map, &value_map};
+  launch.tickets = static_cast<uint32_t *>(params.workspace);
+  launch.next_work = launch.tickets + kMaxTickets;
+  launch.room = kWorkspaceRows;
+  launch.partial_out = reinterpret_cast<float *>(launch.next_work + kPrefillCounters);
+  launch.partial_lse = launch.partial_out + kWorkspaceRows * Traits::kValueDim;
+  int64_t most_works = device.num_processors;
+  if (plan.over_prefixes) {
+    launch.partial_lse = find_parts(params, plan.num_splits).partial_lse;
+    most_works = static_cast<int64_t>(plan.most_tiles) * params.kv.num_kv_heads * plan.num_splits;
+  }
+  DecodeMaps decode_maps = {};
+  if constexpr (Traits::kHasDecode) {
+    using Decode = typename Traits::Decode;
+    launch.plan.has_decode = plan.has_decode && has_decode_room<Decode>(device.num_processors);
+    if (launch.plan.has_decode) PKV_TRY(prepare_decode<Decode>(params, &launch.decode, &decode_maps));
+  }
+  const dim3 grid(static_cast<unsigned int>(std::min<int64_t>(most_works, device.num_processors)));
+  void *arguments[] = {const_cast<AttendParams *>(&params), &launch, &query_map, &key_map, &value_map, &decode_maps};
   PKV_TRY_CUDA(launch_kernel(reinterpret_cast<const void *>(kernel), grid, dim3(Traits::kThreads), arguments,
                              Traits::kSharedBytes, stream, params.is_beside));
   return PKV_OK;

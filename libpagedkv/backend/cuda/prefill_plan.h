@@ -10,26 +10,30 @@
 namespace pkv {
 
 struct PrefillPlan {
-  int32_t num_tiles;    // of rows, some may be empty
   int32_t tile_tokens;  // query tokens of a tile of rows, each with all heads of a group
-  int32_t num_splits;   // parts that the keys of a tile of rows are cut into, at most
   int32_t box_rows;     // tokens of a copied box: a power of two that divides a block and a tile of keys
+  bool has_decode;      // sequences of few query rows go the way of the decode kernel
   // Over the shared prefixes of the step: a sequence is all that have one, its keys are the prefix. How many tiles there
   // are, and how their keys are cut, is found on the device; the parts are left in the workspace.
   bool over_prefixes;
+  int32_t most_tiles;  // of rows, then
+  int32_t num_splits;  // parts that a prefix is cut into, at most
 };
 
 constexpr int kPrefillWarpgroups = 2;  // that compute
 constexpr int kPrefillRows = 64 * kPrefillWarpgroups;
-constexpr int kPrefillPartTiles = 8;  // tiles of keys in a part, at least
-constexpr int kPrefixPartTiles = 2;   // of a shared prefix
+constexpr int kPrefixPartTiles = 2;   // of keys in a part of a shared prefix, at least
 constexpr int kMostPrefixParts = 32;  // that one is cut into
-
 constexpr int kPrefillStagedKeys = 64;  // of K or V of 8 bits that are brought at once
 
 // Keys of a tile, by head dim of K: what registers and shared memory have room for (docs/kernels.md).
 constexpr int prefill_tile_keys(int head_dim, bool is_widened) {
   return head_dim == 64 || is_widened ? 128 : head_dim == 128 ? 160 : head_dim == 192 ? 80 : 64;
+}
+
+// Whether there is a way for decode tokens in the instance of these head dims.
+constexpr bool has_prefill_decode(int head_dim, int v_head_dim) {
+  return head_dim == v_head_dim && (head_dim == 64 || head_dim == 128);
 }
 
 // Whether the prefill kernel can do it, and is worth it.

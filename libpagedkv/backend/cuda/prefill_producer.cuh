@@ -1,7 +1,7 @@
 // The warps of the prefill kernel that load: one takes tiles of rows and loads queries, one loads K, one V.
 #pragma once
 
-#include "backend/cuda/prefill_prefixes.cuh"
+#include "backend/cuda/prefill_work.cuh"
 
 #ifdef PKV_IS_SM90A
 namespace pkv {
@@ -11,63 +11,30 @@ template <class Traits>
 __device__ void produce_tiles(const AttendParams &p, const PrefillLaunch &launch, const CUtensorMap &query_map,
                               PrefillShared<Traits> *shared, char *queries) {
   const int lane = threadIdx.x % 32;
-  const bool over_prefixes = Traits::kTakesPrefixes && launch.plan.over_prefixes;
-  uint32_t num_splits = static_cast<uint32_t>(launch.plan.num_splits);
-  uint32_t num_tiles = static_cast<uint32_t>(launch.plan.num_tiles);
-  int32_t most_tiles = 0;
-  if (over_prefixes) {
-    const PrefixShape shape = cut_prefixes(p, launch.plan, Traits::kTile);
-    num_splits = static_cast<uint32_t>(shape.num_splits);
-    num_tiles = static_cast<uint32_t>(shape.num_tiles);
-    most_tiles = shape.part_tiles;
-    if (blockIdx.x == 0 && lane == 0) launch.next_tile[1] = static_cast<uint32_t>(shape.part_tiles);
-  }
-  const uint32_t num_works = num_tiles * static_cast<uint32_t>(p.kv.num_kv_heads) * num_splits;
+  const PrefillShares &shares = shared->shares;
+  const uint32_t num_works = static_cast<uint32_t>(shares.num_works) * static_cast<uint32_t>(p.kv.num_kv_heads);
   const int32_t group = launch.group;
+  // Thread blocks that do not decode have one work to start with; all others are given out by the counter. It is asked
+  // once for every work, by who has it, and once by those that decode.
+  const uint32_t num_decode = static_cast<uint32_t>(shares.num_decode_blocks), num_given = gridDim.x - num_decode;
+  const uint32_t last_count = num_works + num_decode - 1;
+  const int32_t block = static_cast<int32_t>(blockIdx.x);
+  uint32_t work = static_cast<uint32_t>(block - count_decoding(shares, block));
+  if (find_decode_share(shares, block) >= 0) {
+    if (lane == 0) work = atomicInc(launch.next_work, last_count);
+    work = __shfl_sync(0xffffffffu, work, 0) + num_given;
+  }
   RingCursor<Traits::kQuerySlots> slot;
-  uint32_t work = blockIdx.x;
   while (true) {
     PrefillTile tile = {};
     if (work < num_works) {
-      const uint32_t part = work % num_splits, row_work = work / num_splits;
-      const uint32_t kv_head = row_work / num_tiles;
-      const uint32_t index = num_tiles - 1 - row_work % num_tiles;
       uint32_t next = 0;
-      if (lane == 0) next = atomicInc(launch.next_tile, num_works - 1);
-      RowTile rows;
-      bool has_rows = true;
-      if (over_prefixes) {
-        find_prefix_rows(p.tables.prefixes, launch.plan.tile_tokens, static_cast<int32_t>(index), &rows);
-      } else {
-        has_rows = find_rows(p.tables, 1, launch.plan.tile_tokens, index, &rows);
-      }
-      work = __shfl_sync(0xffffffffu, next, 0) + gridDim.x;
-      if (!has_rows) continue;
-      tile.sequence = rows.sequence;
-      tile.kv_head = static_cast<int32_t>(kv_head);
-      tile.first_token = rows.first_token + rows.first_row;
-      tile.num_tokens = min(launch.plan.tile_tokens, rows.num_rows - rows.first_row);
-      tile.seq_len = rows.seq_len;
-      tile.first_position = rows.seq_len - rows.query_len + rows.first_row;
-      int32_t end = rows.seq_len, begin = 0;
-      if (p.is_causal) end = min(end, tile.first_position + tile.num_tokens);
-      if (p.window > 0) {
-        const int64_t lowest = tile.first_position + 1 - p.window;
-        begin = lowest > 0 ? static_cast<int32_t>(lowest) / Traits::kTile : 0;
-      }
-      const int32_t last = max((end + Traits::kTile - 1) / Traits::kTile - 1, begin);
-      const int32_t num_key_tiles = last - begin + 1;
-      const int32_t num_parts = over_prefixes ? count_prefix_parts(num_key_tiles, most_tiles)
-                                              : min(launch.plan.num_splits, max(num_key_tiles / kPrefillPartTiles, 1));
-      if (static_cast<int32_t>(part) >= num_parts) continue;
-      // Parts as equal as may be.
-      const int32_t part_tiles = num_key_tiles / num_parts, num_longer = num_key_tiles % num_parts;
-      const int32_t before = static_cast<int32_t>(part) * part_tiles + min(static_cast<int32_t>(part), num_longer);
-      tile.index = static_cast<int32_t>(index);
-      tile.part = static_cast<int32_t>(part);
-      tile.num_parts = num_parts;
-      tile.last_key = (last - before) * Traits::kTile;
-      tile.num_key_tiles = part_tiles + (static_cast<int32_t>(part) < num_longer ? 1 : 0);
+      if (lane == 0) next = atomicInc(launch.next_work, last_count);
+      const bool has_keys = Traits::kTakesPrefixes && launch.plan.over_prefixes
+                                ? find_prefix_work<Traits>(p, launch, shares, work, &tile)
+                                : find_work<Traits>(p, launch, shares, work, &tile);
+      work = __shfl_sync(0xffffffffu, next, 0) + num_given;
+      if (!has_keys) continue;
     }
     wait_barrier(&shared->query_empty[slot.index], slot.phase ^ 1);
     if (lane == 0) {

@@ -2,7 +2,7 @@
 // barriers. The plan stands in prefill_kernel.cuh.
 #pragma once
 
-#include "backend/cuda/attend_tiles.cuh"
+#include "backend/cuda/decode_merge.cuh"
 #include "backend/cuda/hopper.cuh"
 #include "backend/cuda/prefill_plan.h"
 
@@ -13,11 +13,36 @@ struct PrefillLaunch {
   PrefillPlan plan;
   int32_t group;        // heads that share a KV head
   int32_t box_shift;    // logarithm of plan.box_rows
-  AttendLaunch parts;   // where they are written and counted, if there are any
-  // Two words: one counts the tiles that were taken, zero before and after a launch; over prefixes the other becomes the
+  // Two words: one counts the works that were taken, zero before and after a launch; over prefixes the other becomes the
   // tiles of keys in a part.
-  uint32_t *next_tile;
+  uint32_t *next_work;
+  int64_t room;         // rows of parts that the workspace holds
+  float *partial_out;   // [room, value dims]
+  float *partial_lse;   // [room], base 2
+  uint32_t *tickets;    // [room]
+  DecodeLaunch decode;  // of sequences that are decoded, if plan.has_decode
 };
+
+// How the step is shared out (prefill_work.cuh).
+struct PrefillShares {
+  int32_t num_works;               // of one KV head
+  int32_t strip;                   // sequences that a lane has counted
+  int32_t most_tiles, part_tiles;  // of keys, that a tile of rows has without being cut, and its parts then
+  int32_t num_decode_blocks;       // thread blocks that decode first: the first ones, or of them every decode_step-th
+  int32_t decode_step;
+  int32_t works_before[32], rows_before[32];  // each strip
+};
+
+// Of the thread blocks before `block` those that decode.
+__device__ inline int32_t count_decoding(const PrefillShares &shares, int32_t block) {
+  return min((block + shares.decode_step - 1) / shares.decode_step, shares.num_decode_blocks);
+}
+
+// The share of the decoding that a thread block has; negative: none.
+__device__ inline int32_t find_decode_share(const PrefillShares &shares, int32_t block) {
+  const int32_t share = count_decoding(shares, block);
+  return share < count_decoding(shares, block + 1) ? share : -1;
+}
 
 // A tile of rows, as the producer hands it to the consumers.
 struct PrefillTile {
@@ -29,11 +54,18 @@ struct PrefillTile {
   int32_t num_key_tiles;   // 0: there are no more tiles
   int32_t seq_len;
   int32_t sequence;
-  int32_t index;           // of the tile, among all of the step
   int32_t part, num_parts;
+  int32_t first_row, part_stride;  // of its parts in the workspace: row of the first one, from part to part
 };
 
 constexpr int kPrefillSharedBytes = 227 * 1024 - 1024;  // dynamic; the rest is for what the kernel declares
+
+// Decoding beside prefill. A function call anywhere in a kernel takes uniform registers from its products, so there is none.
+template <pkv_dtype kQuery, pkv_dtype kStored, int kHeadDim>
+struct MixedDecodeTraits
+    : DecodeTraits<kQuery, kStored, kHeadDim, 1, 4 * kPrefillWarpgroups, 1, decode_planes(kHeadDim)> {
+  static constexpr bool kCalls = false;
+};
 
 // kStored: of K and V; one of 8 bits is widened to the queries' dtype on its way.
 template <pkv_dtype kQuery, pkv_dtype kStored, int kKeyHeadDim, int kValueHeadDim>
@@ -61,6 +93,15 @@ struct PrefillTraits {
   static constexpr int kThreads = kWarpgroupThreads * (kFirstConsumer + kPrefillWarpgroups);
   static constexpr int kLoadingRegisters = kIsWidened ? 32 : 40, kWideningRegisters = 64;
   static constexpr int kComputingRegisters = kIsWidened ? 208 : 232;
+  // Sequences of few rows are decoded by the warpgroups that compute, before anything else.
+  static constexpr bool kHasDecode = has_prefill_decode(kKeyDim, kValueDim);
+  using Decode = MixedDecodeTraits<kQuery, kStored, kHasDecode ? kKeyDim : 128>;
+  static_assert(Decode::kRows == kMixedRows);
+  static constexpr int kDecodeBytes = Decode::kSharedBytes - 1024;
+  static_assert(!kHasDecode || kDecodeBytes + sizeof(DecodeShared<Decode>) <= kSharedBytes - 1024, "in place of the ring");
+  // Units of decoding that a thread block does while it computes a tile of keys, and the share of the thread blocks
+  // with which decoding is nearly as fast as with all (measured: docs/kernels.md).
+  static constexpr float kDecodeUnits = kIsWidened ? 12.0f : 20.0f, kMostDecode = kIsWidened ? 1.0f : 0.5f;
 };
 
 // Stages of K or V of 8 bits, between the warp that loads and the two that widen: the halves of a tile of keys.
@@ -73,6 +114,8 @@ template <class Traits>
 struct PrefillShared {
   uint64_t full[Traits::kStages], empty[Traits::kStages];
   uint64_t tile_full[Traits::kQuerySlots], query_full[Traits::kQuerySlots], query_empty[Traits::kQuerySlots];
+  uint64_t decode_done;
+  PrefillShares shares;
   PrefillTile tiles[Traits::kQuerySlots];
   uint32_t box_masks[Traits::kStages];  // boxes of the tile of keys that are there
   bool is_last[kPrefillWarpgroups];      // part of a tile of rows

@@ -43,23 +43,29 @@ union Piece {
   }
 };
 
-// The first `count` of the pieces at `source`, `stride` elements apart: all on their way before any is needed. Rows of
-// the caller may start anywhere.
-template <class T, int kCount>
-__device__ inline void load_pieces(const T *source, int64_t stride, int32_t count, bool is_aligned,
-                                   Piece<T> (&pieces)[kCount]) {
+// Pieces of the first `count` of the rows at `source`, `stride` elements apart: those that start at `firsts`, if that lies
+// within `dims`. All are on their way before any is needed. Rows of the caller may start anywhere.
+template <class T, int kRows, int kPieces>
+__device__ inline void load_rows(const T *source, int64_t stride, int32_t count, const int32_t (&firsts)[kPieces],
+                                 int32_t dims, bool is_aligned, Piece<T> (&pieces)[kRows][kPieces]) {
   if (is_aligned) {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      if (i < count) pieces[i].load(source + i * stride);
+    for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+      for (int j = 0; j < kPieces; ++j) {
+        if (i < count && firsts[j] < dims) pieces[i][j].load(source + i * stride + firsts[j]);
+      }
     }
     return;
   }
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    if (i >= count) continue;
+  for (int i = 0; i < kRows; ++i) {
 #pragma unroll
-    for (int j = 0; j < kPieceElements; ++j) pieces[i].elements[j] = source[i * stride + j];
+    for (int j = 0; j < kPieces; ++j) {
+      if (i >= count || firsts[j] >= dims) continue;
+#pragma unroll
+      for (int k = 0; k < kPieceElements; ++k) pieces[i][j].elements[k] = source[i * stride + firsts[j] + k];
+    }
   }
 }
 
@@ -80,14 +86,14 @@ inline bool is_aligned(const void *data, int64_t token_stride, int64_t head_stri
          head_stride * bytes % unit == 0;
 }
 
-// --- Threads over the rows of many tokens. A thread has the same piece of every num_groups-th head of one token, K or
+// --- Threads over the rows of many tokens. A thread has the same pieces of every num_groups-th head of one token, K or
 // V: what it finds out about the token serves several loads, which are in flight together. Neighbours in a token stand
 // beside each other, first those of K, then those of V.
 
 constexpr int kRowThreads = 256;
 
 struct RowThreads {
-  int32_t k_lanes, v_lanes;  // threads of a row: one for each piece, and perhaps some without one
+  int32_t k_lanes, v_lanes;  // threads of a row, perhaps some without a piece
   int32_t num_groups;        // of heads
   dim3 block, grid;          // (of a token, tokens), (tokens, of a token)
 };
@@ -111,7 +117,7 @@ struct RowPlace {
   int64_t token;
   bool is_value;
   int32_t head;   // the first one
-  int32_t first;  // element of the piece in its row; beyond the row for a thread without a piece
+  int32_t lane;   // among the threads of a row
 };
 
 // Heads that a thread has, of at most kHeadsPerThread.
@@ -134,7 +140,7 @@ __device__ inline bool find_place(const RowThreads &threads, int64_t num_tokens,
   if (out->is_value) lane -= num_groups * k_lanes;
   const uint32_t lanes = out->is_value ? v_lanes : k_lanes;
   out->head = static_cast<int32_t>(lane / lanes);
-  out->first = static_cast<int32_t>(lane % lanes) * kPieceElements;
+  out->lane = static_cast<int32_t>(lane % lanes);
   return true;
 }
 
