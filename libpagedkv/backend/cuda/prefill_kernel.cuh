@@ -87,13 +87,17 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     __syncwarp();
     if (threadIdx.x % 32 == 0) arrive_barrier(&shared.decode_done);
   };
-  if constexpr (Traits::kHasDecode) {
-    if (warpgroup < Traits::kFirstConsumer && share >= 0) await_barrier(&shared.decode_done, 0);
-    // Where the registers that the launch gives are enough for it, the others stand in nobody's way.
-    if (!Traits::kIsWidened && warpgroup >= Traits::kFirstConsumer) decode_first();
+  // Only after registers were released: decoding may wait for them.
+  const auto await_decoding = [&] {
+    if (Traits::kHasDecode && share >= 0) await_barrier(&shared.decode_done, 0);
+  };
+  // Where the registers that the launch gives are enough for it.
+  if constexpr (Traits::kHasDecode && !Traits::kIsWidened) {
+    if (warpgroup >= Traits::kFirstConsumer) decode_first();
   }
   if (warpgroup == 0) {
     release_registers<Traits::kLoadingRegisters>();
+    await_decoding();
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     if (warp == 0) {
       produce_tiles<Traits>(p, launch, query_map, &shared, queries);
@@ -107,6 +111,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   } else if (warpgroup < Traits::kFirstConsumer) {
     if constexpr (Traits::kIsWidened) {
       release_registers<Traits::kWideningRegisters>();
+      await_decoding();
       const int thread = threadIdx.x % kWarpgroupThreads;
       if (thread < kWideningThreads) {
         KeyWidener<Traits, true>(&shared, buffers, thread).run();
