@@ -71,7 +71,8 @@ bool plan_prefill(const AttendParams &params, const AttendDevice &device, Prefil
   const bool has_choice = params.kv.head_dim == params.kv.v_head_dim;
   if (has_choice && tables.max_query_len * group <= kPrefillRows / 2) return false;
   *out = {};
-  out->has_decode = has_prefill_decode(params.kv.head_dim, params.kv.v_head_dim) && group <= kMixedRows &&
+  out->has_decode = has_prefill_decode(params.kv.head_dim, params.kv.v_head_dim,
+                                       params.kv.dtype != params.dtype) && group <= kMixedRows &&
                     can_decode(params);
   out->tile_tokens = static_cast<int32_t>(tile_tokens);
   out->box_rows = choose_box_rows(params);

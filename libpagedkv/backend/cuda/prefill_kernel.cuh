@@ -87,12 +87,10 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     __syncwarp();
     if (threadIdx.x % 32 == 0) arrive_barrier(&shared.decode_done);
   };
-  // Only after registers were released: decoding may wait for them.
   const auto await_decoding = [&] {
     if (Traits::kHasDecode && share >= 0) await_barrier(&shared.decode_done, 0);
   };
-  // Where the registers that the launch gives are enough for it.
-  if constexpr (Traits::kHasDecode && !Traits::kIsWidened) {
+  if constexpr (Traits::kHasDecode) {  // the registers that the launch gives are enough for it
     if (warpgroup >= Traits::kFirstConsumer) decode_first();
   }
   if (warpgroup == 0) {
@@ -111,7 +109,6 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   } else if (warpgroup < Traits::kFirstConsumer) {
     if constexpr (Traits::kIsWidened) {
       release_registers<Traits::kWideningRegisters>();
-      await_decoding();
       const int thread = threadIdx.x % kWarpgroupThreads;
       if (thread < kWideningThreads) {
         KeyWidener<Traits, true>(&shared, buffers, thread).run();
@@ -121,7 +118,6 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     }
   } else {
     take_registers<Traits::kComputingRegisters>();
-    if constexpr (Traits::kHasDecode && Traits::kIsWidened) decode_first();
     PrefillConsumer<Traits>(p, launch, &shared, queries, buffers, warpgroup - Traits::kFirstConsumer).run();
   }
   if (over_prefixes) wait_for_launch_before();  // who waits for this launch waits for both

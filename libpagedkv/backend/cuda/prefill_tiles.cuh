@@ -94,14 +94,14 @@ struct PrefillTraits {
   static constexpr int kLoadingRegisters = kIsWidened ? 32 : 40, kWideningRegisters = 64;
   static constexpr int kComputingRegisters = kIsWidened ? 208 : 232;
   // Sequences of few rows are decoded by the warpgroups that compute, before anything else.
-  static constexpr bool kHasDecode = has_prefill_decode(kKeyDim, kValueDim);
+  static constexpr bool kHasDecode = has_prefill_decode(kKeyDim, kValueDim, kIsWidened);
   using Decode = MixedDecodeTraits<kQuery, kStored, kHasDecode ? kKeyDim : 128>;
   static_assert(Decode::kRows == kMixedRows);
   static constexpr int kDecodeBytes = Decode::kSharedBytes - 1024;
   static_assert(!kHasDecode || kDecodeBytes + sizeof(DecodeShared<Decode>) <= kSharedBytes - 1024, "in place of the ring");
   // Units of decoding that a thread block does while it computes a tile of keys, and the share of the thread blocks
   // with which decoding is nearly as fast as with all (measured: docs/kernels.md).
-  static constexpr float kDecodeUnits = kIsWidened ? 12.0f : 20.0f, kMostDecode = kIsWidened ? 1.0f : 0.5f;
+  static constexpr float kDecodeUnits = 20.0f, kMostDecode = 0.5f;
 };
 
 // Stages of K or V of 8 bits, between the warp that loads and the two that widen: the halves of a tile of keys.
