@@ -104,10 +104,11 @@ __device__ void combine_parts(const AttendParams &p, const PartRows &parts, int3
               parts.out + (rows[r].first + split * parts.stride) * head_dim + dim));
         }
         const float share = __shfl_sync(0xffffffffu, split < 32 ? weight[r][0] : weight[r][1], split % 32);
-        total[r].x += share == 0.0f ? 0.0f : share * value.x;  // 0: a part over nothing
-        total[r].y += share == 0.0f ? 0.0f : share * value.y;
-        total[r].z += share == 0.0f ? 0.0f : share * value.z;
-        total[r].w += share == 0.0f ? 0.0f : share * value.w;
+        if (share == 0.0f) continue;  // a part over nothing
+        total[r].x = __fmaf_rn(share, value.x, total[r].x);
+        total[r].y = __fmaf_rn(share, value.y, total[r].y);
+        total[r].z = __fmaf_rn(share, value.z, total[r].z);
+        total[r].w = __fmaf_rn(share, value.w, total[r].w);
       }
     }
 #pragma unroll

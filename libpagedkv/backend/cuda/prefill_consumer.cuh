@@ -315,7 +315,8 @@ class PrefillConsumer {
       const int64_t token = tile.first_token + token_[row];
       const int32_t tile_row = find_row(row);
       const int32_t head = tile.kv_head * group + tile_row - token_[row] * group;
-      const float lse = sum == 0.0f ? -INFINITY : largest_[row] * scale_log2_ + log2f(sum);
+      // One operation: this is compiled in two places, and which of them a tile comes by is a matter of timing.
+      const float lse = sum == 0.0f ? -INFINITY : __fmaf_rn(largest_[row], scale_log2_, log2f(sum));
       float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
       if (Traits::kIsWidened) factor *= value_scale_;
       if (tile.num_parts > 1 || over_prefixes()) {
