@@ -22,6 +22,16 @@ def list_device_sets():
     return sets
 
 
+@pytest.fixture(params=list_device_sets(), ids=str)
+def devices(request):
+    return request.param
+
+
+@pytest.fixture(params=["heads", "layers"])
+def shard(request):
+    return request.param
+
+
 class CudaArrays:
     def __init__(self, ordinal):
         self.cupy = pytest.importorskip("cupy", reason="the CUDA conformance tests move arrays with CuPy")

@@ -6,17 +6,7 @@ import pytest
 
 import pagedkv
 
-from .several_devices import BLOCK_SIZE, HEAD_DIM, NUM_HEADS, NUM_KV_HEADS, NUM_LAYERS, Pair, Side, list_device_sets
-
-
-@pytest.fixture(params=list_device_sets(), ids=str)
-def devices(request):
-    return request.param
-
-
-@pytest.fixture(params=["heads", "layers"])
-def shard(request):
-    return request.param
+from .several_devices import BLOCK_SIZE, HEAD_DIM, NUM_HEADS, NUM_KV_HEADS, NUM_LAYERS, Pair, Side, devices, shard  # noqa: F401
 
 
 KINDS = {

@@ -7,17 +7,7 @@ import pytest
 
 import pagedkv
 
-from .several_devices import Pair, Side, list_device_sets
-
-
-@pytest.fixture(params=list_device_sets(), ids=str)
-def devices(request):
-    return request.param
-
-
-@pytest.fixture(params=["heads", "layers"])
-def shard(request):
-    return request.param
+from .several_devices import Pair, Side, devices, shard  # noqa: F401
 
 
 def append_new(pair, tokens):

@@ -4,19 +4,9 @@ import pytest
 
 import pagedkv
 
-from .several_devices import BLOCK_SIZE, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, Pair, SharedOutPair, Side, list_device_sets
+from .several_devices import BLOCK_SIZE, HEAD_DIM, NUM_HEADS, NUM_KV_HEADS, Pair, SharedOutPair, Side, devices, shard  # noqa: F401
 
 NUM_STEPS, MOST_LENGTH = 9, 40
-
-
-@pytest.fixture(params=list_device_sets(), ids=str)
-def devices(request):
-    return request.param
-
-
-@pytest.fixture(params=["heads", "layers"])
-def shard(request):
-    return request.param
 
 
 def make_batches(pair):
