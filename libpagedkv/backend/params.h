@@ -107,6 +107,12 @@ struct AdvanceParams {
   int64_t *slot_mapping, *positions;  // [num_sequences]
   uint32_t *num_refused;       // active ones without room
 };
+// Of a mask in memory of the host.
+inline bool is_active_on_host(const AdvanceParams &p, int64_t index) {
+  if (p.is_active == nullptr) return true;
+  return p.is_active_wide ? static_cast<const int32_t *>(p.is_active)[index] != 0
+                          : static_cast<const uint8_t *>(p.is_active)[index] != 0;
+}
 
 // Rotation of K rows before they are stored: pair i by its angle at the row's position.
 struct RopeParams {

@@ -10,17 +10,6 @@
 #include "cache/batch.h"
 
 namespace pkv {
-namespace {
-
-// Of a mask in memory of the host.
-bool is_active_at(const AdvanceParams &params, int64_t index) {
-  if (params.is_active == nullptr) return true;
-  return params.is_active_wide ? static_cast<const int32_t *>(params.is_active)[index] != 0
-                               : static_cast<const uint8_t *>(params.is_active)[index] != 0;
-}
-
-}  // namespace
-
 Status Batch::check_steps_ahead(const int64_t *counts, int64_t num_sequences, const PrepareOptions &options) const {
   if (options.steps_ahead < 0 || options.steps_ahead > kMaxLength) {
     return fail(PKV_INVALID_ARGUMENT, "steps_ahead is %" PRId64 ", not in 0 to %" PRId64, options.steps_ahead,
@@ -98,7 +87,7 @@ Status Batch::advance(const pkv_tensor *is_active, pkv_stream stream) {
     PKV_TRY(describe_advance(is_active, i, &params));
     if (i == 0) first = params;
     for (int64_t j = 0; devices_.empty() && i > 0 && j < num_sequences_; ++j) {
-      if (is_active_at(params, j) == is_active_at(first, j)) continue;
+      if (is_active_on_host(params, j) == is_active_on_host(first, j)) continue;
       return fail(PKV_INVALID_ARGUMENT, "is_active[%d] and is_active[0] differ at %" PRId64 ": all devices go the same steps",
                   i, j);
     }

@@ -432,6 +432,8 @@ class Cache {
                      int64_t num_kept_tokens);
   void replace_for_writing(Sequence *sequence, int64_t block_index, const int32_t **next_new);
   Status copy_blocks(const std::vector<int32_t> &sources, const std::vector<int32_t> &destinations, pkv_stream stream);
+  // Copies on every device, as if at once.
+  Status queue_copies(const std::vector<int32_t> &sources, const std::vector<int32_t> &destinations, pkv_stream stream);
   Status run_moves(int64_t rotation, pkv_stream stream);
   Status resolve_stream(int64_t num_sequences, pkv_stream *stream);
   Status plan_replaced_quotas();

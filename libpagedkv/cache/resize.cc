@@ -133,15 +133,8 @@ Status Cache::order_moves(const ResizePlan &plan, StreamSlot slot) {
 
 // K and V follow. A failure leaves the cache unusable.
 Status Cache::move_blocks(const ResizePlan &plan, pkv_stream stream, StreamSlot slot) {
-  const int64_t num_moved = static_cast<int64_t>(plan.sources.size());
   try {
-    Status status = PKV_OK;
-    for (int32_t i = 0; i < num_devices() && status == PKV_OK; ++i) {
-      const CopyBlocksParams params = {shard(i).pool->base(),    shard(i).plan.layout.block_bytes(),
-                                       plan.sources.data(),      plan.destinations.data(),
-                                       num_moved,                true};
-      status = shard(i).backend->copy_blocks(params, stream_of(stream, i));
-    }
+    Status status = queue_copies(plan.sources, plan.destinations, stream);
     if (status == PKV_OK) status = streams_.finish_use(slot);
     return status == PKV_OK ? status : mark_failed(status);
   } catch (const std::bad_alloc &) {

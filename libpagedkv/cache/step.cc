@@ -277,11 +277,17 @@ Status Cache::copy_blocks(const std::vector<int32_t> &sources, const std::vector
   copies_ += count;
   monitor_.copied_bytes.add(static_cast<uint64_t>(count) * layout_.block_bytes());
   const Range range("pagedkv.copy_blocks");
+  const Status status = queue_copies(sources, destinations, stream);
+  return status == PKV_OK ? status : mark_failed(status);
+}
+
+Status Cache::queue_copies(const std::vector<int32_t> &sources, const std::vector<int32_t> &destinations,
+                           pkv_stream stream) {
+  const int64_t count = static_cast<int64_t>(sources.size());
   for (int32_t i = 0; i < num_devices(); ++i) {
     const CopyBlocksParams params = {shard(i).pool->base(), shard(i).plan.layout.block_bytes(), sources.data(),
                                      destinations.data(), count, true};
-    const Status status = shard(i).backend->copy_blocks(params, stream_of(stream, i));
-    if (status != PKV_OK) return mark_failed(status);
+    PKV_TRY(shard(i).backend->copy_blocks(params, stream_of(stream, i)));
   }
   return PKV_OK;
 }

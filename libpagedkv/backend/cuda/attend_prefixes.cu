@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(32 * kMergeWarps)
   const int32_t part_tiles = static_cast<int32_t>(__ldcg(launch.part_tiles));
   const int64_t token = prefix.first_token + (place - prefix.num_before);
   const int32_t num_key_tiles = (prefix.num_keys + launch.tile_keys - 1) / launch.tile_keys;
-  const int32_t num_parts = (num_key_tiles + part_tiles - 1) / part_tiles;
+  const int32_t num_parts = count_prefix_parts(num_key_tiles, part_tiles);
   const int64_t row = token * p.num_heads + head;
   const int32_t head_dim = p.kv.v_head_dim;
   const bool has_dims = lane * 4 < head_dim;

@@ -26,6 +26,11 @@ constexpr int kPrefixPartTiles = 2;   // of keys in a part of a shared prefix, a
 constexpr int kMostPrefixParts = 32;  // that one is cut into
 constexpr int kPrefillStagedKeys = 64;  // of K or V of 8 bits that are brought at once
 
+// Parts that a prefix is cut into: those that compute and those that merge count them for themselves.
+__device__ inline int32_t count_prefix_parts(int32_t num_key_tiles, int32_t part_tiles) {
+  return (num_key_tiles + part_tiles - 1) / part_tiles;
+}
+
 // Keys of a tile, by head dim of K: what registers and shared memory have room for (docs/kernels.md).
 constexpr int prefill_tile_keys(int head_dim, bool is_widened) {
   return head_dim == 64 || is_widened ? 128 : head_dim == 128 ? 160 : head_dim == 192 ? 80 : 64;

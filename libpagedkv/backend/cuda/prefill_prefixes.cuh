@@ -16,11 +16,6 @@ struct PrefixShape {
   int32_t part_tiles;  // tiles of keys in a part, at most
 };
 
-// Parts that a prefix is cut into.
-__device__ inline int32_t count_prefix_parts(int32_t num_key_tiles, int32_t part_tiles) {
-  return (num_key_tiles + part_tiles - 1) / part_tiles;
-}
-
 // Tiles of rows of a prefix; none where there is no such prefix.
 __device__ inline int32_t count_row_tiles(const SharedPrefixes &prefixes, int32_t index, int32_t num_prefixes,
                                           int32_t tile_tokens) {
