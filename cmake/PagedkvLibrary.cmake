@@ -10,10 +10,13 @@ target_link_libraries(pagedkv_objects PUBLIC Threads::Threads ${CMAKE_DL_LIBS})
 # Host kernels: one source per instruction set, chosen among at run time.
 set(isa_options_avx2 -mavx2 -mfma -mf16c)
 set(isa_options_avx512 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c -mavx2)
+set(isa_options_avx512bf16 ${isa_options_avx512} -mavx512bf16 -mavx512vbmi)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-  list(APPEND isa_options_avx512 -Wno-uninitialized -Wno-maybe-uninitialized)  # of its own avx512fintrin.h, in vain
+  foreach(isa IN ITEMS avx512 avx512bf16)
+    list(APPEND isa_options_${isa} -Wno-uninitialized -Wno-maybe-uninitialized)  # of its own avx512fintrin.h, in vain
+  endforeach()
 endif()
-foreach(isa IN ITEMS avx2 avx512)
+foreach(isa IN ITEMS avx2 avx512 avx512bf16)
   set(source "${PROJECT_SOURCE_DIR}/libpagedkv/backend/host/isa_${isa}.cc")
   if(NOT source IN_LIST sources)
     continue()

@@ -5,7 +5,9 @@
 #include "backend/host/vector_avx2.h"
 
 #include "backend/host/attend_math.inc.h"
+#include "backend/host/attend_keys.inc.h"
 #include "backend/host/attend_products.inc.h"
+#include "backend/host/attend_floats.inc.h"
 #include "backend/host/attend_tile.inc.h"
 #include "backend/host/write_kv.inc.h"
 #include "backend/host/gather_kv.inc.h"

@@ -36,9 +36,17 @@ bool is_avx512_supported() {
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
 #endif
+#if PKV_HAVE_AVX512BF16
+bool is_avx512bf16_supported() {
+  return is_avx512_supported() && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi");
+}
+#endif
 
 // Best first.
 constexpr IsaRow kIsas[] = {
+#if PKV_HAVE_AVX512BF16
+    {{"avx512bf16", &kAvx512Bf16Kernels}, is_avx512bf16_supported},
+#endif
 #if PKV_HAVE_AVX512
     {{"avx512", &kAvx512Kernels}, is_avx512_supported},
 #endif
@@ -91,10 +99,11 @@ Status set_host_isa(const char *isa) {
     chosen.store(&row.kernels, std::memory_order_release);
     return PKV_OK;
   }
-  if (std::strcmp(isa, "avx2") == 0 || std::strcmp(isa, "avx512") == 0) {
+  if (std::strcmp(isa, "avx2") == 0 || std::strcmp(isa, "avx512") == 0 || std::strcmp(isa, "avx512bf16") == 0) {
     return fail(PKV_UNSUPPORTED, "\"%s\" is not built into this library", isa);
   }
-  return fail(PKV_INVALID_ARGUMENT, "instruction set is \"%.32s\", not auto, reference, scalar, avx2 or avx512", isa);
+  return fail(PKV_INVALID_ARGUMENT,
+              "instruction set is \"%.32s\", not auto, reference, scalar, avx2, avx512 or avx512bf16", isa);
 }
 
 const char *host_isa() { return host_kernels().name; }
