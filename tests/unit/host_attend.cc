@@ -152,11 +152,14 @@ TEST_CASE("host attend: results do not depend on the number of threads") {
 TEST_CASE("host attend: results depend neither on batch mates nor on how a prompt is cut") {
   HostSettings settings;
   for (const char *isa : available_isas()) {
-    for (const pkv_dtype dtype : {PKV_FLOAT32, PKV_FLOAT16, PKV_FLOAT8_E5M2}) {
-      INFO(isa << " " << dtype_name(dtype));
+    for (const auto &[dtype, kv_dtype] : std::initializer_list<std::pair<pkv_dtype, pkv_dtype>>{
+             {PKV_FLOAT32, PKV_FLOAT32}, {PKV_FLOAT32, PKV_FLOAT16}, {PKV_FLOAT32, PKV_FLOAT8_E5M2},
+             {PKV_BFLOAT16, PKV_BFLOAT16}, {PKV_BFLOAT16, PKV_FLOAT8_E4M3}, {PKV_BFLOAT16, PKV_INT8}}) {
+      INFO(isa << " " << dtype_name(dtype) << " over " << dtype_name(kv_dtype));
       set_host_isa(isa);
       CaseShape shape;
-      shape.kv_dtype = dtype;
+      shape.dtype = dtype;
+      shape.kv_dtype = kv_dtype;
       shape.group = 3;
       shape.head_dim = shape.v_head_dim = 72;
       shape.seq_lens = {617, 41};
@@ -179,7 +182,7 @@ TEST_CASE("host attend: results depend neither on batch mates nor on how a promp
         tables.seq_lens = &seq_len;
         tables.cu_seqlens_q = cu_seqlens_q;
         tables.num_tokens = end - begin;
-        step.params.q = q + begin * step.params.q_token_stride * 4;
+        step.params.q = q + begin * step.params.q_token_stride * dtype_bytes(dtype);
         std::vector<float> chunk;
         REQUIRE(step.run(&chunk) == PKV_OK);
         CHECK(std::memcmp(chunk.data(), whole.data() + begin * row, static_cast<size_t>((end - begin) * row) * 4) == 0);
@@ -247,16 +250,19 @@ TEST_CASE("host attend: a NaN reaches the rows that see it and no others") {
   shape.head_dim = shape.v_head_dim = 16;
   std::vector<const char *> isas = available_isas();
   isas.push_back("reference");
-  for (const bool is_in_k : {true, false}) {
+  for (const int kind : {0, 1, 2, 3}) {
+    const bool is_in_k = kind % 2 == 0;
+    shape.dtype = shape.kv_dtype = kind < 2 ? PKV_FLOAT32 : PKV_BFLOAT16;
     for (const char *isa : isas) {
-      INFO(isa << (is_in_k ? " K" : " V"));
+      INFO(isa << " " << dtype_name(shape.dtype) << (is_in_k ? " K" : " V"));
       Case step(shape, kSeed);
       const PagedKv &kv = step.params.kv;
       const int64_t block = step.params.tables.block_table[1], position = 21;
       const float nan = std::numeric_limits<float>::quiet_NaN();
       char *row = step.pool.data() + block * static_cast<int64_t>(kv.block_bytes) +
-                  static_cast<int64_t>(is_in_k ? kv.k_offset : kv.v_offset) + (position - 16) * 16 * 4;
-      std::memcpy(row + 12, &nan, sizeof nan);
+                  static_cast<int64_t>(is_in_k ? kv.k_offset : kv.v_offset) +
+                  (position - 16) * 16 * dtype_bytes(shape.kv_dtype);
+      encode_element(shape.kv_dtype, row, 3, nan);
       set_host_isa(isa);
       std::vector<float> results;
       REQUIRE(step.run(&results) == PKV_OK);

@@ -52,8 +52,9 @@ struct FloatProducts {
     });
   }
 
-  // Scores of keys [0, num_keys), a multiple of 8, for rows [first, end), which stand behind head_row.
-  static void score(KeyTable *keys, const KeyTable &next, int num_keys, int64_t dim, int head_row, TileScratch *scratch) {
+  // Scores of keys [0, num_keys), a multiple of 8, for the rows that see any. head_row: of the KV head, among all rows.
+  static void score(KeyTable *keys, const KeyTable &next, int num_keys, int64_t dim, int head_row,
+                    TileScratch *scratch) {
     const int first = keys->first_row, end = keys->end_row;
     const int64_t stride = round_up_16(dim);
     const float *queries = scratch->queries + head_row * stride;
@@ -65,8 +66,8 @@ struct FloatProducts {
     }
   }
 
-  // Adds the weighted values, of which row r sees those of keys [begins[r], ends[r]). hidden: by row, what its tree mask
-  // leaves out of them; null where none does.
+  // Adds the weighted values, of which row r sees those of keys [begins[r], ends[r]). hidden: by row, what its tree
+  // mask leaves out of them; null where none does.
   static void add(KeyTable *keys, const KeyTable &next, int num_keys, const int *begins, const int *ends,
                   const uint64_t *hidden, int64_t dim, const TileState &state, TileScratch *scratch) {
     if (is_decoded_first<T>(keys->end_row - keys->first_row)) {

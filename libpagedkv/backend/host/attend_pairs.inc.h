@@ -1,11 +1,18 @@
-// Included by isa_avx512bf16.cc: the products of attention as dot products of bfloat16 pairs, twice as many in an
-// instruction as of float32. The queries are bfloat16, and the weights are rounded to it; the sums are float32, and what
-// K and V hold is exact.
+// Included by isa_avx512bf16.cc: the products of attention as dot products of bfloat16 pairs, twice as many in one
+// instruction as of float32. The queries are bfloat16, the weights are rounded to it; the sums are float32, and what K
+// and V hold is exact.
 //
 // Scores are sums over pairs of neighbouring elements. Values are sums over pairs of neighbouring keys, an even one and
 // the next: where a row sees one of the two only, a row of zeros stands for the other.
 namespace pkv {
 namespace {
+
+// A group of a row in the pool.
+template <class T, bool kFetches>
+PKV_INLINE __m512i load_group(const T &type, const char *p) {
+  if (kFetches && T::kBytes == 2) touch<64>(p);
+  return type.load(p);
+}
 
 // sums[r][j] += queries[r] . keys[j], for the elements of a group at d.
 template <class T, int kRows, int kKeys, bool kFetches, class Load>
@@ -38,7 +45,7 @@ PKV_INLINE void score_pairs(const T &type, const char *const *keys, const char *
   int64_t d = 0;
   for (; d + T::kGroup <= dim; d += T::kGroup) {
     add_dots<T, kRows, kKeys, kFetches>(type, keys, ahead, queries, query_bytes, d,
-                                        [&](const char *p) { return type.load(p); }, sums);
+                                        [&](const char *p) { return load_group<T, kFetches>(type, p); }, sums);
   }
   if (d < dim) {
     add_dots<T, kRows, kKeys, false>(type, keys, ahead, queries, query_bytes, d,
@@ -61,32 +68,8 @@ template <class T, int kRows, bool kFetches>
   }
 }
 
-// out[r] += the weighted values of keys [begin, end), both even, for kRows rows and the elements of a group at d.
-template <class T, int kRows, bool kFetches, class Load>
-PKV_INLINE void add_pair_group(const T &type, const char *const *values, const char *const *ahead, int begin, int end,
-                               const uint16_t *weights, float *out, int64_t out_stride, int64_t d, Load load_group) {
-  constexpr int kVecs = 2 * T::kVecs;
-  Vec sums[kRows][kVecs];
-  PKV_UNROLL for (int r = 0; r < kRows; ++r) {
-    PKV_UNROLL for (int i = 0; i < kVecs; ++i) sums[r][i] = load(out + r * out_stride + d + i * kWidth);
-  }
-  for (int t = begin; t < end; t += 2) {
-    Pairs v[kVecs];
-    type.interleave(load_group(values[t] + d * T::kBytes), load_group(values[t + 1] + d * T::kBytes), v);
-    if (kFetches) __builtin_prefetch(ahead[t] + d * T::kBytes, 0, 2);
-    if (kFetches) __builtin_prefetch(ahead[t + 1] + d * T::kBytes, 0, 2);
-    PKV_UNROLL for (int r = 0; r < kRows; ++r) {
-      const Pairs factor = broadcast_pair(weights + r * kTileKeys + t);
-      PKV_UNROLL for (int i = 0; i < kVecs; ++i) sums[r][i] = add_pairs(sums[r][i], factor, v[i]);
-    }
-  }
-  PKV_UNROLL for (int r = 0; r < kRows; ++r) {
-    PKV_UNROLL for (int i = 0; i < kVecs; ++i) store(out + r * out_stride + d + i * kWidth, sums[r][i]);
-  }
-}
-
-// out[r] += the weighted values of kKeys keys (even), for kRows rows and whole groups. Row after row, as scores read them:
-// what few instructions read in the order of memory is what the processor foresees best.
+// out[r] += the weighted values of kKeys keys (even), for kRows rows and whole groups. Each load of the loop walks
+// along rows, see add_keys.
 template <class T, int kRows, int kKeys, bool kFetches>
 PKV_INLINE void add_pair_keys(const T &type, const char *const *values, const char *const *ahead,
                               const uint16_t *weights, float *out, int64_t out_stride, int64_t dim) {
@@ -102,7 +85,8 @@ PKV_INLINE void add_pair_keys(const T &type, const char *const *values, const ch
     }
     PKV_UNROLL for (int j = 0; j < kKeys; j += 2) {
       Pairs v[kVecs];
-      type.interleave(type.load(values[j] + d * T::kBytes), type.load(values[j + 1] + d * T::kBytes), v);
+      type.interleave(load_group<T, kFetches>(type, values[j] + d * T::kBytes),
+                      load_group<T, kFetches>(type, values[j + 1] + d * T::kBytes), v);
       if (kFetches) __builtin_prefetch(ahead[j] + d * T::kBytes, 0, 2);
       if (kFetches) __builtin_prefetch(ahead[j + 1] + d * T::kBytes, 0, 2);
       PKV_UNROLL for (int i = 0; i < kVecs; ++i) {
@@ -111,6 +95,27 @@ PKV_INLINE void add_pair_keys(const T &type, const char *const *values, const ch
     }
     PKV_UNROLL for (int r = 0; r < kRows; ++r) {
       PKV_UNROLL for (int i = 0; i < kVecs; ++i) store(out + r * out_stride + d + i * kWidth, sums[r][i]);
+    }
+  }
+}
+
+// The same for the elements behind the last whole group, of keys [begin, end), both even.
+template <class T, int kRows>
+inline void add_pair_ends(const T &type, const char *const *values, int begin, int end, const uint16_t *weights,
+                          float *out, int64_t out_stride, int64_t dim) {
+  constexpr int kVecs = 2 * T::kVecs;
+  const int64_t d = dim / T::kGroup * T::kGroup;
+  const int count = static_cast<int>(dim - d);
+  if (count == 0) return;
+  for (int t = begin; t < end; t += 2) {
+    Pairs v[kVecs];
+    type.interleave(type.load(values[t] + d * T::kBytes, count), type.load(values[t + 1] + d * T::kBytes, count), v);
+    for (int r = 0; r < kRows; ++r) {
+      const Pairs factor = broadcast_pair(weights + r * kTileKeys + t);
+      PKV_UNROLL for (int i = 0; i < kVecs; ++i) {
+        float *sum = out + r * out_stride + d + i * kWidth;
+        store(sum, add_pairs(load(sum), factor, v[i]));
+      }
     }
   }
 }
@@ -128,11 +133,7 @@ template <class T, int kRows, bool kFetches>
   for (; t < end; t += 2) {
     add_pair_keys<T, kRows, 2, kFetches>(type, values + t, ahead + t, weights + t, out, out_stride, dim);
   }
-  const int64_t d = dim / T::kGroup * T::kGroup;
-  if (d < dim) {
-    add_pair_group<T, kRows, false>(type, values, ahead, begin, end, weights, out, out_stride, d,
-                                    [&](const char *p) { return type.load(p, static_cast<int>(dim - d)); });
-  }
+  add_pair_ends<T, kRows>(type, values, begin, end, weights, out, out_stride, dim);
 }
 
 // Adds the values of the keys in [begin, end) that are not hidden, for one row.
@@ -143,7 +144,8 @@ inline void add_seen_pairs(const char *const *values, int begin, int end, uint64
     const bool is_first = t >= begin && !((hidden >> t) & 1), is_second = t + 1 < end && !((hidden >> (t + 1)) & 1);
     if (!is_first && !is_second) continue;
     const char *const pair[2] = {is_first ? values[t] : kZeroRow, is_second ? values[t + 1] : kZeroRow};
-    add_pair_rows<T, 1, false>(pair, pair, 0, 2, weights + t, out, 0, dim);
+    const uint16_t pair_weights[2] = {is_first ? weights[t] : uint16_t{0}, is_second ? weights[t + 1] : uint16_t{0}};
+    add_pair_rows<T, 1, false>(pair, pair, 0, 2, pair_weights, out, 0, dim);
   }
 }
 

@@ -41,6 +41,23 @@ PKV_INLINE void fetch_line(const char *row_ahead, int64_t d) {
   if (kFetches && d * T::kBytes % 64 == 0) __builtin_prefetch(row_ahead + d * T::kBytes, 0, 2);
 }
 
+// Whether what kRows rows cost is little beside reading T from memory.
+template <class T, int kRows>
+constexpr bool kIsReading = kWidth * T::kBytes == 64 || kRows <= 2;
+
+// Reads a byte of every 16: processors bring what a wide load misses sooner where small ones asked for it just before.
+template <int kBytes>
+PKV_INLINE void touch(const char *p) {
+  PKV_UNROLL for (int i = 0; i < kBytes; i += 16) asm volatile("" : : "r"(*static_cast<const volatile char *>(p + i)));
+}
+
+// Decodes a vector of a row in the pool.
+template <class T, int kRows, bool kFetches>
+PKV_INLINE Vec load_row(const char *p) {
+  if constexpr (kFetches && kWidth == 16 && T::kBytes > 1 && kIsReading<T, kRows>) touch<kWidth * T::kBytes>(p);
+  return T::load(p);
+}
+
 // scores[r][j] = queries[r] . keys[j], for kRows rows and kKeys keys (a multiple of 4).
 template <class T, int kRows, int kKeys, bool kFetches>
 inline void score_block(const char *const *keys, const char *const *ahead, const float *queries, int64_t query_stride,
@@ -53,7 +70,7 @@ inline void score_block(const char *const *keys, const char *const *ahead, const
   for (; d + kWidth <= dim; d += kWidth) {
     Vec k[kKeys];
     PKV_UNROLL for (int j = 0; j < kKeys; ++j) {
-      k[j] = T::load(keys[j] + d * T::kBytes);
+      k[j] = load_row<T, kRows, kFetches>(keys[j] + d * T::kBytes);
       fetch_line<T, kFetches>(ahead[j], d);
     }
     PKV_UNROLL for (int r = 0; r < kRows; ++r) {
@@ -130,10 +147,44 @@ inline void add_block(const char *const *values, const char *const *ahead, int b
   }
 }
 
+// The same for kKeys keys and all of `dim`, so that each load of the loop walks along rows: processors foresee loads
+// that jump from row to row by the same distance, wrongly where a block ends.
+template <class T, int kRows, int kKeys, bool kFetches>
+PKV_INLINE void add_keys(const char *const *values, const char *const *ahead, const float *weights, float *out,
+                         int64_t out_stride, int64_t dim) {
+  Vec factors[kRows][kKeys];
+  PKV_UNROLL for (int r = 0; r < kRows; ++r) {
+    PKV_UNROLL for (int j = 0; j < kKeys; ++j) factors[r][j] = broadcast(weights[r * kTileKeys + j]);
+  }
+  int64_t d = 0;
+  for (; d + kWidth <= dim; d += kWidth) {
+    Vec sums[kRows];
+    PKV_UNROLL for (int r = 0; r < kRows; ++r) sums[r] = load(out + r * out_stride + d);
+    PKV_UNROLL for (int j = 0; j < kKeys; ++j) {
+      const Vec v = load_row<T, kRows, kFetches>(values[j] + d * T::kBytes);
+      fetch_line<T, kFetches>(ahead[j], d);
+      PKV_UNROLL for (int r = 0; r < kRows; ++r) sums[r] = multiply_add(factors[r][j], v, sums[r]);
+    }
+    PKV_UNROLL for (int r = 0; r < kRows; ++r) store(out + r * out_stride + d, sums[r]);
+  }
+  if constexpr (kWidth == 16) {
+    if (d < dim) add_block<T, kRows, 1, true, false>(values, ahead, 0, kKeys, weights, out, out_stride, d);
+  }
+}
+
 template <class T, int kRows, bool kFetches>
 inline void add_rows(const char *const *values, const char *const *ahead, int begin, int end, const float *weights,
                      float *out, int64_t out_stride, int64_t dim) {
   if (begin >= end) return;
+  if (kFetches && kIsReading<T, kRows>) {
+    constexpr int kKeys = 4;
+    int t = begin;
+    for (; t + kKeys <= end; t += kKeys) {
+      add_keys<T, kRows, kKeys, true>(values + t, ahead + t, weights + t, out, out_stride, dim);
+    }
+    for (; t < end; ++t) add_keys<T, kRows, 1, true>(values + t, ahead + t, weights + t, out, out_stride, dim);
+    return;
+  }
   int64_t d = 0;
   for (; d + 4 * kWidth <= dim; d += 4 * kWidth) {
     add_block<T, kRows, 4, false, kFetches>(values, ahead, begin, end, weights, out, out_stride, d);

@@ -2,8 +2,9 @@
 //
 // Keys are taken kTileKeys at a time, at absolute positions. For each tile: find the K and V rows through the block
 // table; all scores; scale, soft-cap, bias and mask them; the new maximum of each row, e^(score - maximum), its sum;
-// shrink what was summed under the old maximum; add the weighted values. `Products` says how rows are multiplied. Slots that no row sees, and blocks that were given back, are replaced by a row of zeros
-// before anything is read.
+// shrink what was summed under the old maximum; add the weighted values. Slots that no row sees, and blocks that were
+// given back, are replaced by a row of zeros before anything is read. How rows are multiplied is left to Products:
+// FloatProducts, or PairProducts.
 namespace pkv {
 namespace {
 

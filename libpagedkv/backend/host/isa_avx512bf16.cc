@@ -23,6 +23,6 @@
 namespace pkv {
 
 const IsaKernels kAvx512Bf16Kernels = {attend_split_by_pairs, merge_tile,    finish_tile,
-                                   write_tokens, gather_tokens, merge_tokens};
+                                       write_tokens,          gather_tokens, merge_tokens};
 
 }  // namespace pkv

@@ -1,8 +1,8 @@
 // Vectors of bfloat16 for the dot products of pairs that AVX-512 BF16 has, and of 8-bit elements as bfloat16, which
 // holds all of them exactly, by the table look-ups of AVX-512 VBMI.
 //
-// A group is what one vector of stored elements holds. Groups of two rows can be interleaved: pair e of the result holds
-// element e of both, though not in the order of e (see order_of_sums).
+// A group is what one vector of stored elements holds. interleave() makes pairs of the elements of two rows, in an
+// order of its own: of n vectors of pairs, vector i holds in lane l of four those of elements (l * n + i) * 4 and on.
 #pragma once
 
 #include "backend/host/vector_avx512.h"
@@ -79,7 +79,8 @@ struct E4m3Codes {
 };
 struct E5m2Codes {
   static constexpr CodeTable kTable = make_code_table([](int code) {
-    return code > 0x7c ? kBfloat16Nan : code == 0x7c ? kBfloat16Infinity : bfloat16_of_code<2, 15>(static_cast<uint32_t>(code));
+    if (code >= 0x7c) return code == 0x7c ? kBfloat16Infinity : kBfloat16Nan;
+    return bfloat16_of_code<2, 15>(static_cast<uint32_t>(code));
   });
   PKV_INLINE static __m512i magnitude(__m512i codes) { return codes; }
   PKV_INLINE static __m512i mend(__m512i high, __m512i) { return high; }
