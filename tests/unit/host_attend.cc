@@ -125,6 +125,40 @@ TEST_CASE("host attend: every head dim") {
   }
 }
 
+TEST_CASE("host attend: every code of 8 bits in K") {
+  HostSettings settings;
+  for (const pkv_dtype dtype : {PKV_FLOAT8_E4M3, PKV_FLOAT8_E5M2, PKV_INT8}) {
+    CaseShape shape;
+    shape.dtype = PKV_BFLOAT16;
+    shape.kv_dtype = dtype;
+    shape.head_dim = 256;
+    shape.seq_lens = shape.query_lens = {1};
+    Case step(shape, kSeed);
+    const PagedKv &kv = step.params.kv;
+    char *row = step.pool.data() + step.params.tables.block_table[0] * kv.block_bytes + kv.k_offset;
+    for (int code = 0; code < 256; ++code) {
+      row[code] = static_cast<char>(code);
+      if (!std::isfinite(decode_element(dtype, row, code))) row[code] = 0;
+    }
+    step.params.scale = 0x1p20f;  // the smallest codes count
+    for (int code = 0; code < 256; ++code) {
+      INFO(dtype_name(dtype) << " " << code);
+      uint16_t q[256] = {};
+      q[code] = 0x3f80;  // 1
+      step.params.q = q;
+      std::vector<float> expected, results;
+      set_host_isa("reference");
+      REQUIRE(step.run(&expected) == PKV_OK);
+      for (const char *isa : available_isas()) {
+        INFO(isa);
+        set_host_isa(isa);
+        REQUIRE(step.run(&results) == PKV_OK);
+        CHECK(is_close(results.back(), expected.back(), 1e-6f));
+      }
+    }
+  }
+}
+
 TEST_CASE("host attend: results do not depend on the number of threads") {
   HostSettings settings;
   CaseShape shape;

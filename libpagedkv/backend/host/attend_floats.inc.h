@@ -78,9 +78,6 @@ struct FloatProducts {
     }
   }
 
-  // Ends a split.
-  static void finish(const QueryTile &, const TileState &) {}
-
  private:
   template <class Read, bool kFetches>
   static void add_as(const KeyTable &keys, const KeyTable &next, const int *begins, const int *ends,

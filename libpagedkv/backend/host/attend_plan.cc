@@ -60,7 +60,7 @@ class AttendPlan {
  public:
   explicit AttendPlan(const AttendParams &params)
       : params_(params), group_(params.num_heads / params.kv.num_kv_heads),
-        out_stride_((params.kv.v_head_dim + 63) / 64 * 64) {}
+        out_stride_((params.kv.v_head_dim + 15) / 16 * 16) {}
 
   // Decides how to run.
   void plan(int32_t num_threads) {

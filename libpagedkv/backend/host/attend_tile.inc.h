@@ -144,7 +144,6 @@ void attend_split_by(const AttendParams &params, const QueryTile &tile, int64_t 
     for (int64_t d = 0; d < state.out_stride; d += kWidth) store(state.out + r * state.out_stride + d, broadcast(0.0f));
   }
   attend_keys<Products>(params, tile, split, scratch, state);
-  Products::finish(tile, state);
 }
 
 void attend_split(const AttendParams &params, const QueryTile &tile, int64_t split, TileScratch *scratch,

@@ -47,7 +47,7 @@ struct TileState {
   float *largest;     // [num_all_rows], of the scores
   float *sum;         // [num_all_rows], of exp(score - largest)
   float *out;         // [num_all_rows, out_stride], of exp(score - largest) * value
-  int64_t out_stride; // v_head_dim rounded up to 64
+  int64_t out_stride; // v_head_dim rounded up to 16
 };
 
 // Memory of one thread, aligned to 64. Rows are rounded up to 16 elements, and stand close together.

@@ -1,8 +1,7 @@
 // Vectors of bfloat16 for the dot products of pairs that AVX-512 BF16 has, and of 8-bit elements as bfloat16, which
 // holds all of them exactly, by the table look-ups of AVX-512 VBMI.
 //
-// A group is what one vector of stored elements holds. interleave() makes pairs of the elements of two rows, in an
-// order of its own: of n vectors of pairs, vector i holds in lane l of four those of elements (l * n + i) * 4 and on.
+// A group is what one vector of stored elements holds; decode() makes kVecs vectors of pairs of it.
 #pragma once
 
 #include "backend/host/vector_avx512.h"
@@ -15,18 +14,8 @@ using Pairs = __m512bh;
 PKV_INLINE Vec add_pairs(Vec sums, Pairs a, Pairs b) { return _mm512_dpbf16_ps(sums, a, b); }
 PKV_INLINE Pairs as_pairs(__m512i v) { return reinterpret_cast<Pairs>(v); }
 PKV_INLINE Pairs load_pairs(const char *p) { return as_pairs(_mm512_loadu_si512(p)); }
-// One pair in all lanes.
-PKV_INLINE Pairs broadcast_pair(const uint16_t *p) {
-  int32_t pair;
-  __builtin_memcpy(&pair, p, sizeof pair);
-  return as_pairs(_mm512_set1_epi32(pair));
-}
-// 32 floats, rounded to the nearest, as bfloat16 in their order.
-PKV_INLINE void store_as_bfloat16(uint16_t *p, Vec low, Vec high) {
-  _mm512_storeu_si512(p, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low)));
-}
-
 struct Bfloat16Pairs {
+  using Float = Bfloat16;
   static constexpr int kBytes = 2;
   static constexpr int kGroup = 32;
   static constexpr int kVecs = 1;  // of pairs, per group
@@ -36,10 +25,6 @@ struct Bfloat16Pairs {
     return _mm512_maskz_loadu_epi16(static_cast<__mmask32>((uint64_t{1} << count) - 1), p);
   }
   PKV_INLINE void decode(__m512i group, Pairs out[1]) const { out[0] = as_pairs(group); }
-  PKV_INLINE void interleave(__m512i a, __m512i b, Pairs out[2]) const {
-    out[0] = as_pairs(_mm512_unpacklo_epi16(a, b));
-    out[1] = as_pairs(_mm512_unpackhi_epi16(a, b));
-  }
 };
 
 // The upper and the lower byte of the bfloat16 of every code below 128.
@@ -72,12 +57,14 @@ constexpr uint32_t bfloat16_of_code(uint32_t code) {
 constexpr uint32_t kBfloat16Nan = 0x7fc0, kBfloat16Infinity = 0x7f80;
 
 struct E4m3Codes {
+  using Float = E4m3;
   static constexpr CodeTable kTable = make_code_table(
       [](int code) { return code == 0x7f ? kBfloat16Nan : bfloat16_of_code<3, 7>(static_cast<uint32_t>(code)); });
   PKV_INLINE static __m512i magnitude(__m512i codes) { return codes; }
   PKV_INLINE static __m512i mend(__m512i high, __m512i) { return high; }
 };
 struct E5m2Codes {
+  using Float = E5m2;
   static constexpr CodeTable kTable = make_code_table([](int code) {
     if (code >= 0x7c) return code == 0x7c ? kBfloat16Infinity : kBfloat16Nan;
     return bfloat16_of_code<2, 15>(static_cast<uint32_t>(code));
@@ -86,6 +73,7 @@ struct E5m2Codes {
   PKV_INLINE static __m512i mend(__m512i high, __m512i) { return high; }
 };
 struct Int8Codes {
+  using Float = Int8;
   static constexpr CodeTable kTable =
       make_code_table([](int code) { return bfloat16_of(static_cast<uint32_t>(code), 0); });
   PKV_INLINE static __m512i magnitude(__m512i codes) { return _mm512_abs_epi8(codes); }
@@ -98,6 +86,7 @@ struct Int8Codes {
 
 template <class Codes>
 struct BytePairs {
+  using Float = typename Codes::Float;
   static constexpr int kBytes = 1;
   static constexpr int kGroup = 64;
   static constexpr int kVecs = 2;
@@ -120,10 +109,6 @@ struct BytePairs {
     const __m512i mended = Codes::mend(high, codes);
     out[0] = as_pairs(_mm512_unpacklo_epi8(low, mended));
     out[1] = as_pairs(_mm512_unpackhi_epi8(low, mended));
-  }
-  PKV_INLINE void interleave(__m512i a, __m512i b, Pairs out[4]) const {
-    decode(_mm512_unpacklo_epi8(a, b), out);
-    decode(_mm512_unpackhi_epi8(a, b), out + 2);
   }
 };
 using E4m3Pairs = BytePairs<E4m3Codes>;
