@@ -4,9 +4,9 @@ and on all, beside what the machine gives and what PyTorch makes of it.
     python benchmarks/host_kernels.py [--output FILE]
 
 Decode: one new token for each of 8 sequences of 4096; prefill: one sequence of 1024 new tokens. One layer of 32 query
-and 8 KV heads of 128 elements, blocks of 16 tokens, queries float32. Rates of decode count the K and V bytes that are
-read, of write_kv those that are stored, of prefill two operations for each multiply-add under the causal mask. Fastest
-and median of the runs after a warm-up.
+and 8 KV heads of 128 elements, blocks of 16 tokens, queries of the dtype of K and V, bfloat16 where that has 8 bits.
+Rates of decode count the K and V bytes that are read, of write_kv those that are stored, of prefill two operations for
+each multiply-add under the causal mask. Fastest and median of the runs after a warm-up.
 
 The ceilings of the same run: bytes that a plain reduction reads from memory (the fastest of four of NumPy's), those
 that a copy reads and writes, the rate of NumPy's float32 matrix product of 2048. If PyTorch is installed, its
@@ -35,7 +35,7 @@ import pagedkv
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 16
 NUM_SEQUENCES, CONTEXT, PROMPT = 8, 4096, 1024
 DTYPES = ["float32", "float16", "bfloat16", "float8_e4m3", "float8_e5m2", "int8"]
-ISAS = ["avx512", "avx2", "scalar"]
+ISAS = ["avx512bf16", "avx512", "avx2", "scalar"]
 NUM_RUNS = 7
 PREFILL_OPERATIONS = 4 * NUM_HEADS * HEAD_DIM * PROMPT * (PROMPT + 1) / 2
 clock = time.process_time
@@ -94,7 +94,7 @@ def measure(dtype):
         k, v = (rng.standard_normal((PROMPT, NUM_KV_HEADS, HEAD_DIM), dtype=np.float32) for _ in range(2))
         seconds = time_runs(lambda: cache.write_kv(0, batch, k, v))
         results["write_kv_gb_per_s"] = rates(PROMPT * layout.token_bytes / 1e9, seconds)
-        q = rng.standard_normal((PROMPT, NUM_HEADS, HEAD_DIM), dtype=np.float32)
+        q = as_queries(rng.standard_normal((PROMPT, NUM_HEADS, HEAD_DIM), dtype=np.float32), dtype)
         out = np.empty_like(q)
         seconds = time_runs(lambda: cache.attend(0, batch, q, out=out))
         results["prefill_gflop_per_s"] = rates(PREFILL_OPERATIONS / 1e9, seconds)
@@ -114,6 +114,12 @@ def measure(dtype):
             sequence.close()
         batch.close()
     return results
+
+
+def as_queries(array, kv_dtype):
+    if kv_dtype in ("float32", "float16"):
+        return array.astype(kv_dtype)
+    return (array.view(np.uint32) >> 16).astype(np.uint16)  # bfloat16
 
 
 def measure_torch(dtype, threads):
