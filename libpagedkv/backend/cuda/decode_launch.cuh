@@ -92,8 +92,12 @@ Status launch_decode_rows(const AttendParams &params, const AttendDevice &device
     using Traits = DecodeTraits<kQuery, kStored, kHeadDim, 1, kDecodeWarps, kDecodeBlocks, kPlanes, kRowScales>;
     return launch_decode_traits<Traits>(params, device, stream, is_launched);
   }
-  using Traits = DecodeTraits<kQuery, kStored, kHeadDim, 2, kDecodeWarps, kDecodeBlocks, kPlanes, kRowScales>;
-  return launch_decode_traits<Traits>(params, device, stream, is_launched);
+  *is_launched = false;
+  if constexpr (kHeadDim <= 128) {  // else there are too few registers, and too little shared memory
+    using Traits = DecodeTraits<kQuery, kStored, kHeadDim, 2, kDecodeWarps, kDecodeBlocks, kPlanes, kRowScales>;
+    return launch_decode_traits<Traits>(params, device, stream, is_launched);
+  }
+  return PKV_OK;
 }
 
 template <pkv_dtype kQuery, pkv_dtype kStored, int kHeadDim>
@@ -116,6 +120,8 @@ Status launch_decode_pair(const AttendParams &params, const AttendDevice &device
     case 96:
     case 112:
     case 128: return launch_decode_head_dim<kQuery, kStored, 128>(params, device, stream, is_launched);
+    case 192: return launch_decode_head_dim<kQuery, kStored, 192>(params, device, stream, is_launched);
+    case 256: return launch_decode_head_dim<kQuery, kStored, 256>(params, device, stream, is_launched);
   }
   *is_launched = false;
   return PKV_OK;
