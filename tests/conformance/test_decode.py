@@ -64,7 +64,8 @@ def test_block_sizes(device, block_size, dtype, kv_scales, q_dtype, head_dim):
     trial = make_trial(device, block_size, dtype, kv_scales, head_dim, block_size, lengths)
     batch, sequences = fill(trial, lengths)
     step(trial, batch, sequences, [1, 1, 1], num_heads=8, q_dtype=q_dtype)
-    step(trial, batch, sequences, [2, 0, 4], num_heads=8, q_dtype=q_dtype, tree_mask=make_mask(trial.rng, [2, 0, 4], "tree"))
+    counts = [2, 0, 4]
+    step(trial, batch, sequences, counts, num_heads=8, q_dtype=q_dtype, tree_mask=make_mask(trial.rng, counts, "tree"))
 
 
 @pytest.mark.parametrize("dtype", dtypes.QUANTISED)

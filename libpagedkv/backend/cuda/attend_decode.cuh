@@ -18,13 +18,14 @@
 
 #include "backend/cuda/attend_combine.cuh"
 #include "backend/cuda/decode_loader.cuh"
+#include "backend/cuda/decode_masks.cuh"
 
 namespace pkv {
 
 constexpr float kLowest = -1e38f;  // the maximum over no score: finite, so that differences are numbers
 constexpr float kSlack = 8.0f;
-// With scales of rows: where the largest product of weight and scale stands, with room for kSlack and the scale's mantissa
-// below the end of float16; and the exponent that smaller scales count as, so that no sum passes float32.
+// With scales of rows: where the largest product of weight and scale stands, with room for kSlack and the mantissa of the
+// scale below the end of float16; and the exponent that smaller scales count as, so that no sum passes float32.
 constexpr int kScaledTop = 6, kLeastExponent = -84;
 
 // A part of a segment that a warp has left in shared memory.
@@ -39,11 +40,6 @@ struct DecodeSlot {
 __device__ inline float cap_score(float score, float cap) {
   const float power = raise_two(__fdividef(score, cap) * (2.0f * kLog2E));
   return cap * kLog2E * (1.0f - __fdividef(2.0f, power + 1.0f));
-}
-
-// Heads that share a KV head.
-__device__ inline int32_t count_group(const AttendParams &p) {
-  return static_cast<int32_t>(static_cast<uint32_t>(p.num_heads) / static_cast<uint32_t>(p.kv.num_kv_heads));
 }
 
 // Returns the factor that the output of a row wants, and where it goes; writes its lse. Rows that are not there
@@ -139,8 +135,8 @@ class DecodeWalk {
     num_tiles_ = min(cursor.now.num_tiles - cursor.tile, num_units_);
     const int32_t first_position = cursor.now.end - cursor.now.query_len;
     plain_end_ = p_.is_causal ? min(first_position + 1, cursor.now.end) : cursor.now.end;
-    if (is_tree()) plain_end_ = first_position;
-    if (has_bias()) plain_end_ = 0;
+    if (has_tree<Traits>(p_)) plain_end_ = first_position;
+    if (has_bias<Traits>(p_)) plain_end_ = 0;
     plain_begin_ = p_.window > 0 ? static_cast<int32_t>(max(cursor.now.end - p_.window, int64_t{0})) : 0;
     float scale = p_.scale;
     value_scale_ = 1.0f;
@@ -164,9 +160,6 @@ class DecodeWalk {
     }
   }
 
-  __device__ bool has_bias() const { return Traits::kTakesAll && p_.alibi_slopes != nullptr; }
-  __device__ bool is_tree() const { return Traits::kTakesAll && p_.tree_mask != nullptr; }
-
   // Rows of keys that are not there: a slot may hold anything.
   __device__ void clear_rows(char *plane, uint32_t valid) const {
     constexpr int kChunks = Traits::kPieceBytes / 16;
@@ -175,59 +168,6 @@ class DecodeWalk {
     }
     fence_shared_for_copies();
     __syncwarp();
-  }
-
-  __device__ void mask(uint32_t valid, float (&scores)[Traits::kKeyTiles][Traits::kRowTiles][4]) const {
-    const int lane = threadIdx.x % 32;
-    const int32_t group = count_group(p_);
-    const int32_t first_position = warp_.now.now.end - warp_.now.now.query_len;
-    const bool is_causal = p_.is_causal && !is_tree();
-    if (has_bias()) add_bias(scores);
-#pragma unroll
-    for (int n = 0; n < Traits::kRowTiles; ++n) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const uint32_t row = static_cast<uint32_t>(n * 8 + (lane % 4) * 2 + i);
-        const int32_t position = first_position + static_cast<int32_t>(row / static_cast<uint32_t>(group));
-#pragma unroll
-        for (int m = 0; m < Traits::kKeyTiles; ++m) {
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            const int in_tile = m * 16 + half * 8 + lane / 4;
-            const int32_t key = key_ + in_tile;
-            const bool is_seen = (valid >> in_tile & 1) != 0 && (!is_causal || key <= position) &&
-                                 (p_.window <= 0 || key > position - p_.window);
-            if (!is_seen) scores[m][n][half * 2 + i] = -INFINITY;
-          }
-        }
-      }
-    }
-    if (is_tree()) mask_tree(scores);
-  }
-
-  // Of the step's own tokens a row sees those that the mask names.
-  __device__ void mask_tree(float (&scores)[Traits::kKeyTiles][Traits::kRowTiles][4]) const {
-    const int lane = threadIdx.x % 32;
-    const uint32_t group = static_cast<uint32_t>(count_group(p_));
-    const int32_t query_len = warp_.now.now.query_len;
-    const int32_t first = key_ + lane / 4 - (warp_.now.now.end - query_len);  // number of the lane's first key among them
-#pragma unroll
-    for (int n = 0; n < Traits::kRowTiles; ++n) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int32_t token = static_cast<int32_t>(static_cast<uint32_t>(n * 8 + (lane % 4) * 2 + i) / group);
-        const uint8_t *const row = p_.tree_mask + (warp_.now.now.first_token + token) * p_.tree_mask_stride;
-#pragma unroll
-        for (int m = 0; m < Traits::kKeyTiles; ++m) {
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            const int32_t number = first + m * 16 + half * 8;
-            const bool is_own = number >= 0 && number < query_len && token < query_len;
-            if (is_own && row[number] == 0) scores[m][n][half * 2 + i] = -INFINITY;
-          }
-        }
-      }
-    }
   }
 
   // Scales of the rows of K join the scores.
@@ -239,37 +179,18 @@ class DecodeWalk {
       for (int half = 0; half < 2; ++half) {
         const float scale = warp_.row_scales[ring_.plane][m * 16 + half * 8 + threadIdx.x % 32 / 4];
 #pragma unroll
-        for (int n = 0; n < Traits::kRowTiles; ++n) scores[m][n][half * 2] *= scale, scores[m][n][half * 2 + 1] *= scale;
-      }
-    }
-  }
-
-  // ALiBi.
-  __device__ void add_bias(float (&scores)[Traits::kKeyTiles][Traits::kRowTiles][4]) const {
-    const int lane = threadIdx.x % 32;
-    const uint32_t group = static_cast<uint32_t>(count_group(p_));
-    const int32_t query_len = warp_.now.now.query_len, first_position = warp_.now.now.end - query_len;
-#pragma unroll
-    for (int n = 0; n < Traits::kRowTiles; ++n) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const uint32_t row = static_cast<uint32_t>(n * 8 + (lane % 4) * 2 + i), token = row / group;
-        const float slope = p_.alibi_slopes[warp_.now.kv_head * group + row - token * group] * kLog2E;
-        const int32_t first = key_ + lane / 4 - (first_position + static_cast<int32_t>(token));
-#pragma unroll
-        for (int m = 0; m < Traits::kKeyTiles; ++m) {
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            scores[m][n][half * 2 + i] += slope * static_cast<float>(first + m * 16 + half * 8);
-          }
+        for (int n = 0; n < Traits::kRowTiles; ++n) {
+          scores[m][n][half * 2] *= scale;
+          scores[m][n][half * 2 + 1] *= scale;
         }
       }
     }
   }
 
-  // Scores become weights, as right factors; the maxima and sums go along. With scales of rows the weights are multiplied
-  // by those of V, and the maximum is that of the products: so the largest weight of a row stands at 2^kScaledTop, or up
-  // to 2^(kSlack + 1) above it, however large or small the scales are, and all that counts has the bits that float16 has.
+  // Scores become weights, as right factors; the maxima and sums go along. With scales of rows the weights are
+  // multiplied by those of V, and the maximum is that of the products: so the largest weight of a row stands at
+  // 2^kScaledTop, or up to 2^(kSlack + 1) above it, however large or small the scales are, and all that counts has the
+  // bits that float16 has.
   __device__ void weigh(uint32_t valid, float (&scores)[Traits::kKeyTiles][Traits::kRowTiles][4],
                         uint32_t (&weights)[Traits::kKeyTiles][Traits::kRowTiles][2]) {
 #pragma unroll
@@ -290,7 +211,9 @@ class DecodeWalk {
         }
       }
     }
-    if (valid != 0xffffffffu || key_ + Traits::kTileKeys > plain_end_ || key_ < plain_begin_) mask(valid, scores);
+    if (valid != 0xffffffffu || key_ + Traits::kTileKeys > plain_end_ || key_ < plain_begin_) {
+      mask_scores<Traits>(p_, warp_.now, key_, valid, scores);
+    }
     float value_scales[Traits::kKeyTiles][2], lifts[Traits::kKeyTiles][2];
     if constexpr (Traits::kHasRowScales) {
       loader_.await_row_scales();
@@ -315,7 +238,8 @@ class DecodeWalk {
 #pragma unroll
         for (int m = 0; m < Traits::kKeyTiles; ++m) {
           const float first = scores[m][n][i], second = scores[m][n][2 + i];
-          most = fmaxf(most, Traits::kHasRowScales ? fmaxf(first + lifts[m][0], second + lifts[m][1]) : fmaxf(first, second));
+          most = fmaxf(most, Traits::kHasRowScales ? fmaxf(first + lifts[m][0], second + lifts[m][1])
+                                                   : fmaxf(first, second));
         }
         tile_largest[n][i] = most;
         passes = passes || most > largest_[n][i] + kSlack;
@@ -454,7 +378,7 @@ class DecodeWalk {
   int32_t num_units_, num_tiles_;  // left, with the present one: of the walk, of the segment
   int32_t key_;  // first of the tile
   float value_scale_;
-  int32_t plain_begin_, plain_end_;  // keys that every query of the sequence sees, if they are valid
+  int32_t plain_begin_, plain_end_;  // keys that every query of the sequence sees as they are, if they are valid
   DecodeLoader<Traits> loader_;
   DecodeQuery<Traits> query_;
   float out_[Traits::kRowTiles][Traits::kDimTiles][4];

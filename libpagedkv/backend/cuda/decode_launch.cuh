@@ -114,11 +114,8 @@ Status launch_decode_head_dim(const AttendParams &params, const AttendDevice &de
 template <pkv_dtype kQuery, pkv_dtype kStored>
 Status launch_decode_pair(const AttendParams &params, const AttendDevice &device, cudaStream_t stream,
                           bool *is_launched) {
-  switch (params.kv.head_dim) {
+  switch (decode_dim(params.kv.head_dim)) {
     case 64: return launch_decode_head_dim<kQuery, kStored, 64>(params, device, stream, is_launched);
-    case 80:
-    case 96:
-    case 112:
     case 128: return launch_decode_head_dim<kQuery, kStored, 128>(params, device, stream, is_launched);
     case 192: return launch_decode_head_dim<kQuery, kStored, 192>(params, device, stream, is_launched);
     case 256: return launch_decode_head_dim<kQuery, kStored, 256>(params, device, stream, is_launched);

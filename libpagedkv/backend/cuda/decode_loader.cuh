@@ -1,6 +1,6 @@
 // How the decode kernel comes to its rows: a warp looks keys up in the block table, a tile ahead of the copies that it
-// then asks for, and keeps a ring of planes of K and V on their way to shared memory, with the scales of their rows where
-// they have some.
+// then asks for, and keeps a ring of planes of K and V on their way to shared memory, with the scales of their rows if
+// those stand in the blocks.
 #pragma once
 
 #include "backend/cuda/decode_products.cuh"

@@ -14,7 +14,8 @@ __device__ inline const float *find_part(const char *planes, int slot) {
                                                        : planes + slot / 2 * Traits::kRingBytes);
 }
 
-// A row (a piece of one, where it has more than 128 dims: kRowParts) over some of its keys: four dims a lane; the maximum and the sum of weights are those of all lanes.
+// A row over some of its keys, or the piece of one that kRowParts makes of it: four dims a lane; the maximum and the sum
+// of weights are those of all lanes.
 struct DecodePartial {
   float largest, sum;
   float4 total;

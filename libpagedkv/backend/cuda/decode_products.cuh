@@ -1,6 +1,6 @@
 // The products of the decode kernel: scores^T [keys, rows] = K Q^T and out^T [dims, rows] += V^T P^T, with keys and
 // dims as the 16 rows of m16n8k16 and the query rows as its 8 columns. K and V stand in shared memory as copies of
-// boxes leave them: by pieces of 128 bytes of a row (64, if that is a whole row), [piece][key], 16-byte chunks
+// boxes leave them: by pieces of 128 bytes of a row (64, where those do not fill it), [piece][key], 16-byte chunks
 // swizzled; so the loads of matrices meet no bank twice. 8-bit numbers come out of them two by two: the order of the
 // dims within a product of K and Q, and that of the rows of V^T, is free.
 #pragma once
@@ -37,17 +37,17 @@ struct DecodeTraits {
   static constexpr int kKeyTiles = kTileKeys / 16;
   static constexpr int kDimTiles = kDim / 16;
 
-  static constexpr int kPieceBytes = kDim * kBytes < 128 ? kDim * kBytes : 128;  // of a row, that stand together
+  static constexpr int kPieceBytes = decode_piece_bytes(kDim * kBytes);  // of a row, that stand together
   static constexpr int kRowPieces = kDim * kBytes / kPieceBytes;
-  static_assert(kPieceBytes == 128 || kPieceBytes == 64);
+  static_assert(kRowPieces * kPieceBytes == kDim * kBytes);
 
   // Shared memory: rings of the warps, planes of K and V in turn; then room for the part of a warp's first segment.
   // That of the last one takes the ring's place.
   static constexpr int kPlanes = kNumPlanes;
   static constexpr int kPlaneBytes = kTileKeys * kDim * kBytes;  // K or V of a tile
   static constexpr int kRingBytes = kPlanes * kPlaneBytes;
-  // Parts have a row in pieces of up to 128 dims, which are merged as if they were rows. Floats from piece to piece: the
-  // output, maximum and sum of the row. Pieces beside each other lie in other banks.
+  // Parts have a row in pieces of up to 128 dims, which are merged as if they were rows. Floats from piece to piece:
+  // the output, maximum and sum of the row. Pieces beside each other lie in other banks.
   static constexpr int kRowParts = kDim > 128 ? 2 : 1;
   static constexpr int kPartDims = kDim / kRowParts;
   static constexpr int kPartStride = kPartDims + 4;
@@ -63,8 +63,9 @@ struct DecodeTraits {
 template <class Traits>
 __device__ inline uint32_t lane_offset(bool is_key) {
   const int lane = threadIdx.x % 32;
-  const bool has_keys_last = is_key || Traits::kIsWidened;  // lanes run through 16 keys, then come the next chunk's
-  const int key = has_keys_last ? lane % 16 : lane / 16 * 8 + lane % 8, chunk = has_keys_last ? lane / 16 : lane / 8 % 2;
+  const bool has_keys_first = is_key || Traits::kIsWidened;  // lanes go through 16 keys of a chunk first
+  const int key = has_keys_first ? lane % 16 : lane / 16 * 8 + lane % 8;
+  const int chunk = has_keys_first ? lane / 16 : lane / 8 % 2;
   const int swizzle = Traits::kPieceBytes == 128 ? key % 8 : key / 2 % 4;
   return static_cast<uint32_t>(key * Traits::kPieceBytes + (chunk ^ swizzle) * 16);
 }
