@@ -59,6 +59,7 @@ struct StepTables {
   int64_t max_seq_len;
   int64_t total_seq_len;       // sum of seq_lens
   int64_t max_count;           // new tokens of one sequence, exactly
+  int64_t min_count;           // of one that has any
   int64_t max_position;        // of a new token; -1 without any
   SharedPrefixes prefixes;
 };

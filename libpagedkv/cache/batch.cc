@@ -284,7 +284,7 @@ void Batch::clear_row_tail(int64_t index) {
 
 void Batch::fill_tables(int64_t num_sequences, int64_t num_tokens) {
   const int64_t num_items = static_cast<int64_t>(step_.items.size());
-  int64_t token = 0, longest = 0, total_length = 0, max_count = 0, max_position = -1;
+  int64_t token = 0, longest = 0, total_length = 0, max_count = 0, min_count = INT64_MAX, max_position = -1;
   int32_t num_columns = 0, num_filled = INT32_MAX;  // of the rows that are most and least so
   int32_t *const seq_lens = seq_lens_.data(), *const cu_seqlens_q = cu_seqlens_q_.data();
   cu_seqlens_q[0] = 0;
@@ -305,13 +305,14 @@ void Batch::fill_tables(int64_t num_sequences, int64_t num_tokens) {
     longest = std::max(longest, length);
     total_length += length;
     max_count = std::max(max_count, item.count);
-    if (item.count > 0) max_position = std::max(max_position, length - 1);
+    if (item.count > 0) max_position = std::max(max_position, length - 1), min_count = std::min(min_count, item.count);
     num_columns = std::max(num_columns, row.num_used);
     num_filled = std::min(num_filled, row.num_filled);
   }
   max_seq_len_ = longest;
   total_seq_len_ = total_length;
   max_count_ = max_count;
+  min_count_ = std::min(min_count, max_count);
   max_position_ = max_position;
   num_columns_ = num_columns;
   for (int64_t i = num_items; i < num_sequences; ++i) {
@@ -467,6 +468,7 @@ StepTables Batch::host_tables() const {
   tables.max_seq_len = max_seq_len_;
   tables.total_seq_len = total_seq_len_;
   tables.max_count = max_count_;
+  tables.min_count = min_count_;
   tables.max_position = max_position_;
   if (prefixes_ != nullptr) tables.prefixes = prefixes_->view();
   return tables;
