@@ -217,10 +217,8 @@ Status Batch::plan(const pkv_sequence *ids, const int64_t *counts, int64_t num_s
   const int64_t padded_sequences = std::max(options.pad_sequences, num_sequences);
   if (!devices_.empty()) {
     PKV_TRY(cache_->check_not_capturing(options.stream));
-    int64_t num_old = 0;
-    for (int64_t i = 0; i < std::min(padded_sequences, rows_.size()); ++i) num_old += rows_[i].num_used;
     changes_.clear();
-    changes_.reserve(static_cast<size_t>(num_blocks + num_old));
+    changes_.reserve(static_cast<size_t>(num_blocks + num_entries_));
   }
   PKV_TRY(ensure_tables(padded_sequences, divide_up(longest, block_size_), has_csr() ? num_blocks : 0));
   if (options.steps_ahead > 0) PKV_TRY(ensure_step_limits());
@@ -262,6 +260,7 @@ void Batch::fill_row(int64_t index, const StepItem &item) {
     clear_entries(index, std::max(row.released_end, cache_->first_releasable()), std::min(sequence.released_end, first));
   }
   clear_entries(index, num_used, row.num_used);
+  num_entries_ += num_used - row.num_used;
   sequence.cut_version = 0;
   row = {item.id, sequence.table_version, num_used, std::max(row.num_filled, num_used), sequence.released_end};
 }
@@ -318,6 +317,7 @@ void Batch::fill_tables(int64_t num_sequences, int64_t num_tokens) {
   for (int64_t i = num_items; i < num_sequences; ++i) {
     Row &row = rows_[i];
     clear_entries(i, 0, row.num_used);
+    num_entries_ -= row.num_used;
     row = {0, 0, 0, row.num_filled, 0};
     num_filled = std::min(num_filled, row.num_filled);
     seq_lens_[i] = 0;
@@ -346,9 +346,9 @@ void Batch::find_prefixes() {
   prefixes_->find(cu_seqlens_q_.data(), num_sequences_);
 }
 
-// Not where they travel to a device, or may be looked at any time.
+// Not where they may be looked at any time. A device finds its own.
 bool Batch::are_slots_put_off(int64_t num_tokens) const {
-  return num_tokens > kFewTokens && devices_.empty() && step_.steps_ahead == 0 &&
+  return (num_tokens > kFewTokens || !devices_.empty()) && step_.steps_ahead == 0 &&
          !shows_slots_.load(std::memory_order_relaxed);
 }
 
@@ -408,7 +408,7 @@ Status Batch::upload_tables() {
   const StepTables host = host_tables();
   for (size_t i = 0; i < devices_.size(); ++i) {
     const pkv_stream stream = cache_->stream_of(step_.stream, static_cast<int32_t>(i));
-    PKV_TRY(devices_[i]->upload(host, static_cast<int64_t>(step_.items.size()), changes_,
+    PKV_TRY(devices_[i]->upload(host, block_size_, static_cast<int64_t>(step_.items.size()), changes_,
                                 step_limits_.size() > 0 ? step_limits_.data() : nullptr, stream));
     cache_->count_uploaded(devices_[i]->uploaded_bytes());
     if (has_csr()) PKV_TRY(devices_[i]->build_csr(host, block_size_, stream));
