@@ -31,7 +31,7 @@ struct DecodeWarp {
   uint32_t valid[Traits::kPlanes];             // of the tile whose K stands there: bit i for key i
   uint64_t full[Traits::kPlanes];              // barriers: the plane is there
   // Of the plane's rows, if they stand in the blocks; 0 without a row.
-  float row_scales[Traits::kHasRowScales ? Traits::kPlanes : 1][Traits::kTileKeys];
+  float row_scales[Traits::kHasRowScales ? Traits::kPlanes : 1][Traits::kHasRowScales ? Traits::kTileKeys : 1];
 };
 
 // Where a key is: its block, negative outside the sequence and where it was given back, and its token there. The head
