@@ -6,6 +6,9 @@
 
 namespace pkv {
 
+constexpr int kPartsAtOnce = 16;  // of a segment, from as many thread blocks
+constexpr int kLongKeys = 192;    // of a warp, that are worth more of them
+
 // The part of a slot: of a warp's first segment, or of its last one.
 template <class Traits>
 __device__ inline const float *find_part(const char *planes, int slot) {
@@ -69,6 +72,17 @@ __device__ inline void write_partial(const AttendParams &p, const DecodeSlot &sl
   if (has_dims) write_dims<typename Traits::T>(p, offset + dim, partial.total, factor);
 }
 
+// Thread blocks that take part in a step. A few keys are not worth the merge of many; nor is it worth more parts of a
+// segment than are taken at once, as long as half of the thread blocks do, which read nearly as fast as all where each
+// has a port to memory of its own.
+template <class Traits>
+__device__ inline int32_t count_active(int32_t num_units, int32_t num_segments, int32_t num_blocks) {
+  constexpr int32_t kLongUnits = kLongKeys / Traits::kTileKeys * Traits::kWarps;
+  const int32_t most = min(max(num_units / Traits::kWarps, 1), num_blocks);
+  const int32_t enough = max(kPartsAtOnce * max(min(num_segments, num_blocks), 1), num_units / kLongUnits);
+  return enough <= num_blocks / 2 ? min(most, enough) : most;
+}
+
 // --- Parts from one thread block to another. A word of zero bits is one that has not come: who leaves a part turns 0
 // into -0, who takes it puts zeros back. So a part needs neither a fence nor a flag, and no round trip but its own. The
 // thread block of a segment's last keys waits for those before it, which have been there before it; each leaves what it
@@ -110,7 +124,7 @@ __device__ inline void leave_partial(float *part, const DecodePartial &partial) 
 template <class Traits>
 __device__ DecodePartial take_partials(float *parts, int32_t first, int32_t end, int32_t row,
                                        const DecodePartial &own) {
-  constexpr int kAtOnce = 18;
+  constexpr int kAtOnce = kPartsAtOnce + 2;
   const int lane = threadIdx.x % 32;
   const bool has_dims = lane * 4 < Traits::kPartDims;
   DecodePartial result = {kLowest, 0.0f, {0.0f, 0.0f, 0.0f, 0.0f}};
@@ -199,8 +213,7 @@ __device__ __forceinline__ void decode_share(const AttendParams &p, const Decode
   const int32_t num_units = p.kv.num_kv_heads *
                             (is_small ? lanes.add_up(p)
                                       : shared->strips.template add_up<kTileKeys, kRows>(p, strip, thread, sync));
-  // A few keys are not worth the merge of many thread blocks.
-  const int32_t num_active = min(max(num_units / Traits::kWarps, 1), num_blocks);
+  const int32_t num_active = count_active<Traits>(num_units, num_sequences * p.kv.num_kv_heads, num_blocks);
   const DecodeShares shares(num_units, num_active * Traits::kWarps);
   const int32_t first_warp = block * Traits::kWarps;
   const int32_t begin = shares.begin(first_warp), end = shares.begin(first_warp + Traits::kWarps);
