@@ -14,7 +14,8 @@ __device__ inline const float *find_part(const char *planes, int slot) {
                                                        : planes + slot / 2 * Traits::kRingBytes);
 }
 
-// A row over some of its keys: four dims a lane; the maximum and the sum of weights are those of all lanes.
+// A row over some of its keys, or the piece of one that kRowParts makes of it: four dims a lane; the maximum and the sum
+// of weights are those of all lanes.
 struct DecodePartial {
   float largest, sum;
   float4 total;
@@ -25,10 +26,10 @@ template <class Traits>
 __device__ inline DecodePartial merge_slots(uint32_t members, int32_t row, const char *planes) {
   constexpr int kSlots = 2 * Traits::kWarps;
   const int lane = threadIdx.x % 32;
-  const bool has_dims = lane * 4 < Traits::kDim;
+  const bool has_dims = lane * 4 < Traits::kPartDims;
   const auto row_of = [&](int index) { return find_part<Traits>(planes, index) + row * Traits::kPartStride; };
   float2 state = {kLowest, 0.0f};  // maximum and sum: a slot a lane
-  if ((members >> lane & 1) != 0) state = *reinterpret_cast<const float2 *>(row_of(lane) + Traits::kDim);
+  if ((members >> lane & 1) != 0) state = *reinterpret_cast<const float2 *>(row_of(lane) + Traits::kPartDims);
   float4 values[kSlots];
 #pragma unroll
   for (int i = 0; i < kSlots; ++i) {
@@ -59,10 +60,13 @@ template <class Traits>
 __device__ inline void write_partial(const AttendParams &p, const DecodeSlot &slot, int32_t row,
                                      const DecodePartial &partial) {
   const int lane = threadIdx.x % 32;
+  const int32_t piece = row % Traits::kRowParts, dim = piece * Traits::kPartDims + lane * 4;
   int64_t offset;
-  const float factor = finish_decode_row(p, slot.first_token, row, true, slot.kv_head, slot.value_scale,
-                                         partial.largest, partial.sum, lane == 0, &offset);
-  if (lane * 4 < Traits::kDim) write_dims<typename Traits::T>(p, offset + lane * 4, partial.total, factor);
+  const float factor = finish_decode_row(p, slot.first_token, row / Traits::kRowParts, true, slot.kv_head,
+                                         slot.value_scale, partial.largest, partial.sum, lane == 0 && piece == 0,
+                                         &offset);
+  const bool has_dims = lane * 4 < Traits::kPartDims && (!Traits::kIsPadded || dim < p.kv.head_dim);
+  if (has_dims) write_dims<typename Traits::T>(p, offset + dim, partial.total, factor);
 }
 
 // --- Parts from one thread block to another. A word of zero bits is one that has not come: who leaves a part turns 0
@@ -91,12 +95,12 @@ template <class Traits>
 __device__ inline void leave_partial(float *part, const DecodePartial &partial) {
   const int lane = threadIdx.x % 32;
   const float4 &total = partial.total;
-  if (lane * 4 < Traits::kDim) {
+  if (lane * 4 < Traits::kPartDims) {
     __stcg(reinterpret_cast<float4 *>(part + lane * 4),
            float4{as_come(total.x), as_come(total.y), as_come(total.z), as_come(total.w)});
   }
   if (lane == 0) {
-    __stcg(reinterpret_cast<float4 *>(part + Traits::kDim),
+    __stcg(reinterpret_cast<float4 *>(part + Traits::kPartDims),
            float4{as_come(partial.largest), as_come(partial.sum), 1.0f, 1.0f});
   }
 }
@@ -108,7 +112,7 @@ __device__ DecodePartial take_partials(float *parts, int32_t first, int32_t end,
                                        const DecodePartial &own) {
   constexpr int kAtOnce = 18;
   const int lane = threadIdx.x % 32;
-  const bool has_dims = lane * 4 < Traits::kDim;
+  const bool has_dims = lane * 4 < Traits::kPartDims;
   DecodePartial result = {kLowest, 0.0f, {0.0f, 0.0f, 0.0f, 0.0f}};
 #pragma unroll 1
   for (int32_t base = first; base < end; base += kAtOnce) {
@@ -125,7 +129,7 @@ __device__ DecodePartial take_partials(float *parts, int32_t first, int32_t end,
     uint32_t least;
     do {  // what has not come is asked for again
       if (has_state && find_least(state) == 0) {
-        state = load_come(reinterpret_cast<const float4 *>(part_of(lane) + Traits::kDim));
+        state = load_come(reinterpret_cast<const float4 *>(part_of(lane) + Traits::kPartDims));
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
@@ -140,7 +144,7 @@ __device__ DecodePartial take_partials(float *parts, int32_t first, int32_t end,
       }
     } while (!__all_sync(0xffffffffu, least != 0));
     if (!has_state) state.x = kLowest;
-    if (has_state) *reinterpret_cast<float4 *>(part_of(lane) + Traits::kDim) = zeros;
+    if (has_state) *reinterpret_cast<float4 *>(part_of(lane) + Traits::kPartDims) = zeros;
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       if (has_dims && base + i < end) *reinterpret_cast<float4 *>(part_of(i) + lane * 4) = zeros;
@@ -241,7 +245,7 @@ __device__ __forceinline__ void decode_share(const AttendParams &p, const Decode
     const bool comes = slot.first_unit + kSegmentUnits < begin, leaves = slot.first_unit + slot.num_units > end;
     const int32_t first_block = comes ? shares.owner(slot.first_unit + kSegmentUnits) / Traits::kWarps : 0;
 #pragma unroll 1
-    for (int32_t row = 0; row < slot.num_rows; ++row) {
+    for (int32_t row = 0; row < slot.num_rows * Traits::kRowParts; ++row) {
       if (task++ % Traits::kWarps != warp) continue;
       DecodePartial partial = merge_slots<Traits>(members, row, planes);
       if (leaves) {

@@ -81,7 +81,7 @@ bool plan_prefill(const AttendParams &params, const AttendDevice &device, Prefil
 }
 
 bool plan_prefixes(const AttendParams &params, const AttendDevice &device, int64_t most_parts, PrefillPlan *out) {
-  if (!device.has_hopper || !is_in_scope(params) || !can_map(params)) return false;
+  if (!device.has_hopper || params.kv.head_dim > 128 || !is_in_scope(params) || !can_map(params)) return false;
   const StepTables &tables = params.tables;
   const int64_t tile_tokens = kPrefillRows / (params.num_heads / params.kv.num_kv_heads);
   const int64_t most_tiles = tables.num_tokens / tile_tokens + tables.num_sequences;

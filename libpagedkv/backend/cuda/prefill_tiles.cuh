@@ -60,11 +60,12 @@ struct PrefillTile {
 
 constexpr int kPrefillSharedBytes = 227 * 1024 - 1024;  // dynamic; the rest is for what the kernel declares
 
-// Decoding beside prefill. A function call anywhere in a kernel takes uniform registers from its products, so there is none.
+// Decoding beside prefill, of what the prefill kernel takes. A function call anywhere in a kernel takes uniform registers
+// from its products, so there is none.
 template <pkv_dtype kQuery, pkv_dtype kStored, int kHeadDim>
 struct MixedDecodeTraits
     : DecodeTraits<kQuery, kStored, kHeadDim, 1, 4 * kPrefillWarpgroups, 1, decode_planes(kHeadDim)> {
-  static constexpr bool kCalls = false;
+  static constexpr bool kCalls = false, kTakesAll = false, kIsPadded = false;
 };
 
 // kStored: of K and V; one of 8 bits is widened to the queries' dtype on its way.
