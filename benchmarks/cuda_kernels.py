@@ -88,6 +88,9 @@ def main():
 
 
 def record(report, kind, shape, heads, dtype, lengths, counts, peer, dense=None):
+    for system in filter(None, (peer, dense)):
+        system.drop()
+    torch.cuda.empty_cache()
     case = Case(heads, dtype, lengths, counts)
     row = {"shape": shape, "heads": f"{heads[0]}/{heads[1]}", "dtype": dtype, "layers": case.num_layers}
     expected = None
@@ -236,6 +239,9 @@ class Peer:
         self.sets = None
         return self
 
+    def drop(self):
+        self.case = self.sets = None
+
     def attend(self, wrapper, plan):
         plan()
         self.sets = [self.case.pages(layer) for layer in range(self.case.num_layers)]
@@ -276,6 +282,9 @@ class Dense:
     def adopt(self, case):
         self.case = case
         return self
+
+    def drop(self):
+        self.case = self.q = self.out = None
 
     def decode(self):
         case = self.case
