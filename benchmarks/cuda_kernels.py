@@ -33,7 +33,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float8_e4m3": torch.float8_e4m3fn}
 RAGGED = [16 * 2 ** (i % 12) for i in range(64)]  # 16 to 32768
 DECODE = {"1 x 8192": [8192], "1 x 131072": [131072], "8 x 8192": [8192] * 8, "64 x 2048": [2048] * 64,
           "64 x 8192": [8192] * 64, "256 x 1024": [1024] * 256, "64 ragged": RAGGED}
-HEADS = [(32, 8), (28, 4), (32, 32)]
+HEADS = [(32, 8), (28, 4), (32, 32), (64, 8)]
 PREFILL = {"8 x 2048": ([2048] * 8, [2048] * 8), "1 x 8192": ([8192], [8192]),
            "4 x 512 of 8192": ([8192] * 4, [512] * 4), "1 x 2048 of 32768": ([32768], [2048])}
 WRITE = {"256 tokens": [1] * 256, "8192 tokens": [2048] * 4, "65536 tokens": [8192] * 8}
@@ -88,6 +88,9 @@ def main():
 
 
 def record(report, kind, shape, heads, dtype, lengths, counts, peer, dense=None):
+    for system in filter(None, (peer, dense)):
+        system.drop()
+    torch.cuda.empty_cache()
     case = Case(heads, dtype, lengths, counts)
     row = {"shape": shape, "heads": f"{heads[0]}/{heads[1]}", "dtype": dtype, "layers": case.num_layers}
     expected = None
@@ -236,6 +239,9 @@ class Peer:
         self.sets = None
         return self
 
+    def drop(self):
+        self.case = self.sets = None
+
     def attend(self, wrapper, plan):
         plan()
         self.sets = [self.case.pages(layer) for layer in range(self.case.num_layers)]
@@ -276,6 +282,9 @@ class Dense:
     def adopt(self, case):
         self.case = case
         return self
+
+    def drop(self):
+        self.case = self.q = self.out = None
 
     def decode(self):
         case = self.case

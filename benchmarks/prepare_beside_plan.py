@@ -9,8 +9,9 @@ percentile, in microseconds. uploaded_bytes is what prepare sends to the device 
 
 What was done just before decides how much of a call's data and code is in the processor's caches, so there are four runs:
 
-    again   the same call over and over
-    cold    before every call 8 MiB of other memory are written
+    again   the same call over and over, 40 times, then the next one 40 times, and so on in turn: what the machine gives
+            to the process changes in the course of a run, and would else change in between
+    cold    the same, and before every call 8 MiB of other memory are written
     turns   prepare and one plan by turns, as an engine with that plan does it once a step: a run for each plan
     round   all sets of formats, then all plans, and again from the start
 
@@ -31,7 +32,7 @@ import pagedkv
 
 NUM_SEQUENCES, BLOCK_SIZE, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 256, 16, 32, 8, 128
 LENGTHS = [512 + 29 * i % 1024 for i in range(NUM_SEQUENCES)]
-NUM_ROUNDS, NUM_WARM_UPS = 400, 40
+NUM_ROUNDS, NUM_WARM_UPS = 400, 80
 FORMATS = {"table": ("table",), "table, csr": ("table", "csr"), "table, csr, pointers": ("table", "csr", "pointers")}
 clock = time.perf_counter_ns
 
@@ -50,12 +51,6 @@ def main():
         report["device"] = one.cache.device
         return engines, make_planners(one) if device == "cuda" else {}
 
-    def measure_apart(before=None):
-        engines, planners = make()
-        apart = [measure({name: steps}, {}, before) for name, steps in engines.items()]
-        apart += [measure({}, {name: plan}, before) for name, plan in planners.items()]
-        return {kind: {name: row for rows in apart for name, row in rows[kind].items()} for kind in ("prepare", "plan")}
-
     def measure_turns():
         turns = {}
         for name in make(["table"])[1]:
@@ -63,8 +58,8 @@ def main():
             turns[name] = measure(engines, {name: planners[name]})
         return turns
 
-    report["again"] = measure_apart()
-    report["cold"] = measure_apart(lambda: other.__iadd__(1))
+    report["again"] = measure(*make(), in_a_row=40)
+    report["cold"] = measure(*make(), lambda: other.__iadd__(1), in_a_row=40)
     report["turns"] = measure_turns()
     report["round"] = measure(*make())
     if report["again"]["plan"]:
@@ -108,29 +103,35 @@ class Steps:
         return end - start, self.batch.uploaded_bytes
 
 
-def measure(engines, planners, before=None):
-    """{"prepare": {formats: row}, "plan": {name: row}} of rounds in which each is called once."""
+def measure(engines, planners, before=None, in_a_row=1):
+    """{"prepare": {formats: row}, "plan": {name: row}} of rounds in which each is called so many times, of which the first
+    eighth, behind something else, is not counted."""
     before = before or (lambda: None)
     times, sent = {name: [] for name in [*engines, *planners]}, {name: [] for name in engines}
     gc.collect()
     gc.disable()
-    for _ in range(NUM_WARM_UPS + NUM_ROUNDS):
-        for name, steps in engines.items():
-            before()
-            elapsed, num_bytes = steps.prepare()
-            times[name].append(elapsed)
-            sent[name].append(num_bytes)
-        for name, plan in planners.items():
-            times[name].append(plan(before))
+    for first in range(0, NUM_WARM_UPS + NUM_ROUNDS, in_a_row):
+        for name in times:
+            for i in range(in_a_row):
+                if name in engines:
+                    before()
+                    elapsed, num_bytes = engines[name].prepare()
+                else:
+                    elapsed, num_bytes = planners[name](before), None
+                if first < NUM_WARM_UPS or i < in_a_row // 8:
+                    continue
+                times[name].append(elapsed)
+                if name in sent:
+                    sent[name].append(num_bytes)
     gc.enable()
     result = {"prepare": {}, "plan": {}}
     for name, all_times in times.items():
-        kept = sorted(all_times[NUM_WARM_UPS:])
+        kept = sorted(all_times)
         row = {"fastest_us": round(kept[0] / 1e3, 3), "p50_us": round(kept[len(kept) // 2] / 1e3, 3),
                "p99_us": round(kept[len(kept) * 99 // 100] / 1e3, 3)}
         if name in sent:
-            row["uploaded_bytes"] = {"mean": round(statistics.fmean(sent[name][NUM_WARM_UPS:]), 1),
-                                     "largest": max(sent[name][NUM_WARM_UPS:])}
+            row["uploaded_bytes"] = {"mean": round(statistics.fmean(sent[name]), 1),
+                                     "largest": max(sent[name])}
         result["prepare" if name in sent else "plan"][name] = row
         print(name, row, file=sys.stderr)
     return result

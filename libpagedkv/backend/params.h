@@ -59,18 +59,21 @@ struct StepTables {
   int64_t max_seq_len;
   int64_t total_seq_len;       // sum of seq_lens
   int64_t max_count;           // new tokens of one sequence, exactly
+  int64_t min_count;           // of one that has any
   int64_t max_position;        // of a new token; -1 without any
   SharedPrefixes prefixes;
 };
 
 // What a prepared step changes of the tables on the device: the sources lie in pinned memory that the device reads, the
 // destinations are the tables of a batch, whose first entries are replaced. Changed entries of the block table travel as
-// (index, value).
+// (index, value). Slots and positions of the first num_tokens tokens do not travel: once all others are in place they follow
+// from cu_seqlens_q, seq_lens and the block table. Behind the last sequence's tokens they are -1 and 0.
 struct UploadTablesParams {
+  int64_t num_sequences, table_stride;
+  int32_t block_size;
   int64_t num_seq_lens, num_cu_seqlens_q, num_tokens, num_step_limits, num_changes;
   int64_t num_prefix_lens, num_prefixes;        // of the shared ones: lens, and entries with their counts in front
   const int32_t *seq_lens, *cu_seqlens_q;       // [num_seq_lens], [num_cu_seqlens_q]
-  const int64_t *slot_mapping, *positions;      // [num_tokens]
   const int32_t *step_limits;                   // [num_step_limits]
   const int32_t *prefix_lens;                   // [num_prefix_lens]
   const SharedPrefix *prefixes;                 // [num_prefixes]

@@ -217,10 +217,8 @@ Status Batch::plan(const pkv_sequence *ids, const int64_t *counts, int64_t num_s
   const int64_t padded_sequences = std::max(options.pad_sequences, num_sequences);
   if (!devices_.empty()) {
     PKV_TRY(cache_->check_not_capturing(options.stream));
-    int64_t num_old = 0;
-    for (int64_t i = 0; i < std::min(padded_sequences, rows_.size()); ++i) num_old += rows_[i].num_used;
     changes_.clear();
-    changes_.reserve(static_cast<size_t>(num_blocks + num_old));
+    changes_.reserve(static_cast<size_t>(num_blocks + num_entries_));
   }
   PKV_TRY(ensure_tables(padded_sequences, divide_up(longest, block_size_), has_csr() ? num_blocks : 0));
   if (options.steps_ahead > 0) PKV_TRY(ensure_step_limits());
@@ -262,6 +260,7 @@ void Batch::fill_row(int64_t index, const StepItem &item) {
     clear_entries(index, std::max(row.released_end, cache_->first_releasable()), std::min(sequence.released_end, first));
   }
   clear_entries(index, num_used, row.num_used);
+  num_entries_ += num_used - row.num_used;
   sequence.cut_version = 0;
   row = {item.id, sequence.table_version, num_used, std::max(row.num_filled, num_used), sequence.released_end};
 }
@@ -284,7 +283,7 @@ void Batch::clear_row_tail(int64_t index) {
 
 void Batch::fill_tables(int64_t num_sequences, int64_t num_tokens) {
   const int64_t num_items = static_cast<int64_t>(step_.items.size());
-  int64_t token = 0, longest = 0, total_length = 0, max_count = 0, max_position = -1;
+  int64_t token = 0, longest = 0, total_length = 0, max_count = 0, min_count = INT64_MAX, max_position = -1;
   int32_t num_columns = 0, num_filled = INT32_MAX;  // of the rows that are most and least so
   int32_t *const seq_lens = seq_lens_.data(), *const cu_seqlens_q = cu_seqlens_q_.data();
   cu_seqlens_q[0] = 0;
@@ -305,18 +304,20 @@ void Batch::fill_tables(int64_t num_sequences, int64_t num_tokens) {
     longest = std::max(longest, length);
     total_length += length;
     max_count = std::max(max_count, item.count);
-    if (item.count > 0) max_position = std::max(max_position, length - 1);
+    if (item.count > 0) max_position = std::max(max_position, length - 1), min_count = std::min(min_count, item.count);
     num_columns = std::max(num_columns, row.num_used);
     num_filled = std::min(num_filled, row.num_filled);
   }
   max_seq_len_ = longest;
   total_seq_len_ = total_length;
   max_count_ = max_count;
+  min_count_ = std::min(min_count, max_count);
   max_position_ = max_position;
   num_columns_ = num_columns;
   for (int64_t i = num_items; i < num_sequences; ++i) {
     Row &row = rows_[i];
     clear_entries(i, 0, row.num_used);
+    num_entries_ -= row.num_used;
     row = {0, 0, 0, row.num_filled, 0};
     num_filled = std::min(num_filled, row.num_filled);
     seq_lens_[i] = 0;
@@ -345,9 +346,9 @@ void Batch::find_prefixes() {
   prefixes_->find(cu_seqlens_q_.data(), num_sequences_);
 }
 
-// Not where they travel to a device, or may be looked at any time.
+// Not where they may be looked at any time. A device finds its own.
 bool Batch::are_slots_put_off(int64_t num_tokens) const {
-  return num_tokens > kFewTokens && devices_.empty() && step_.steps_ahead == 0 &&
+  return (num_tokens > kFewTokens || !devices_.empty()) && step_.steps_ahead == 0 &&
          !shows_slots_.load(std::memory_order_relaxed);
 }
 
@@ -407,7 +408,7 @@ Status Batch::upload_tables() {
   const StepTables host = host_tables();
   for (size_t i = 0; i < devices_.size(); ++i) {
     const pkv_stream stream = cache_->stream_of(step_.stream, static_cast<int32_t>(i));
-    PKV_TRY(devices_[i]->upload(host, static_cast<int64_t>(step_.items.size()), changes_,
+    PKV_TRY(devices_[i]->upload(host, block_size_, static_cast<int64_t>(step_.items.size()), changes_,
                                 step_limits_.size() > 0 ? step_limits_.data() : nullptr, stream));
     cache_->count_uploaded(devices_[i]->uploaded_bytes());
     if (has_csr()) PKV_TRY(devices_[i]->build_csr(host, block_size_, stream));
@@ -467,6 +468,7 @@ StepTables Batch::host_tables() const {
   tables.max_seq_len = max_seq_len_;
   tables.total_seq_len = total_seq_len_;
   tables.max_count = max_count_;
+  tables.min_count = min_count_;
   tables.max_position = max_position_;
   if (prefixes_ != nullptr) tables.prefixes = prefixes_->view();
   return tables;

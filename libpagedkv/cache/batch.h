@@ -137,9 +137,10 @@ class Batch {
   int64_t max_query_len_ = 0;
   int64_t max_seq_len_ = 0;
   int64_t total_seq_len_ = 0;
-  int64_t max_count_ = 0;
+  int64_t max_count_ = 0, min_count_ = 0;
   int64_t max_position_ = -1;  // of a new token
   int64_t num_columns_ = 0;  // blocks of the longest
+  int64_t num_entries_ = 0;  // of the block table that its rows use
   uint64_t generation_ = 0;
 
   SharedArray<Row> rows_;  // [rows of block_table_]

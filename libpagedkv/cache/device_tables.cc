@@ -43,7 +43,6 @@ class StagingWriter {
 uint64_t count_staging_bytes(const UploadTablesParams &params) {
   return StagingWriter::bytes(params.num_seq_lens, sizeof(int32_t)) +
          StagingWriter::bytes(params.num_cu_seqlens_q, sizeof(int32_t)) +
-         2 * StagingWriter::bytes(params.num_tokens, sizeof(int64_t)) +
          StagingWriter::bytes(params.num_step_limits, sizeof(int32_t)) +
          StagingWriter::bytes(params.num_prefix_lens, sizeof(int32_t)) +
          StagingWriter::bytes(params.num_prefixes, sizeof(SharedPrefix)) +
@@ -98,7 +97,6 @@ Status DeviceTables::create(Backend *backend, int64_t max_sequences, int64_t max
   UploadTablesParams most = {};
   most.num_seq_lens = most.num_step_limits = max_sequences;
   most.num_cu_seqlens_q = max_sequences + 1;
-  most.num_tokens = max_tokens;
   most.num_changes = max_changes;
   most.num_prefix_lens = max_sequences;
   most.num_prefixes = PrefixFinder::most_entries(max_sequences);
@@ -174,13 +172,16 @@ Status DeviceTables::upload_block_pointers(const int64_t *pointers, int64_t coun
   return backend_->upload(block_pointers_.as<int64_t>(), pointers, static_cast<uint64_t>(count) * sizeof(int64_t));
 }
 
-Status DeviceTables::upload(const StepTables &host, int64_t num_items, const std::vector<TableChange> &changes,
-                            const int32_t *step_limits, pkv_stream stream) {
+Status DeviceTables::upload(const StepTables &host, int32_t block_size, int64_t num_items,
+                            const std::vector<TableChange> &changes, const int32_t *step_limits, pkv_stream stream) {
   const int64_t num_sequences = host.num_sequences, num_changes = static_cast<int64_t>(changes.size());
   const int64_t num_real_tokens = host.cu_seqlens_q[num_sequences];
+  const int64_t num_tokens = sent_tokens_.advance(num_real_tokens, host.num_tokens);
   UploadTablesParams params = {};
+  params.num_sequences = num_sequences;
+  params.table_stride = host.table_stride;
+  params.block_size = block_size;
   params.num_seq_lens = sent_sequences_.advance(num_items, num_sequences);
-  params.num_tokens = sent_tokens_.advance(num_real_tokens, host.num_tokens);
   if (num_sequences >= num_sent_cu_seqlens_q_ ||
       !std::equal(host.cu_seqlens_q, host.cu_seqlens_q + num_sequences + 1, sent_cu_seqlens_q_.begin())) {
     params.num_cu_seqlens_q = num_sent_cu_seqlens_q_ = num_sequences + 1;
@@ -192,7 +193,6 @@ Status DeviceTables::upload(const StepTables &host, int64_t num_items, const std
                                           params.num_prefix_lens) *
                         sizeof(int32_t) +
                     static_cast<uint64_t>(params.num_prefixes) * sizeof(SharedPrefix) +
-                    static_cast<uint64_t>(params.num_tokens) * 2 * sizeof(int64_t) +
                     static_cast<uint64_t>(num_changes) * (sizeof(int64_t) + sizeof(int32_t));
   params.to_seq_lens = seq_lens_.as<int32_t>();
   params.to_cu_seqlens_q = cu_seqlens_q_.as<int32_t>();
@@ -207,13 +207,12 @@ Status DeviceTables::upload(const StepTables &host, int64_t num_items, const std
   do {
     // The arrays travel with the first slot; what changes do not fit follow in further ones.
     params.num_changes = std::min(num_changes - num_done, max_changes_);
+    params.num_tokens = num_done + params.num_changes == num_changes ? num_tokens : 0;
     char *staging = nullptr;
     PKV_TRY(uploader_->acquire(count_staging_bytes(params), &staging));
     StagingWriter writer(staging);
     params.seq_lens = writer.write(host.seq_lens, params.num_seq_lens);
     params.cu_seqlens_q = writer.write(host.cu_seqlens_q, params.num_cu_seqlens_q);
-    params.slot_mapping = writer.write(host.slot_mapping, params.num_tokens);
-    params.positions = writer.write(host.positions, params.num_tokens);
     params.step_limits = writer.write(step_limits, params.num_step_limits);
     params.prefix_lens = writer.write(host.prefixes.lens, params.num_prefix_lens);
     params.prefixes = writer.write(params.num_prefixes == 0 ? nullptr : host.prefixes.items - 1, params.num_prefixes);
@@ -227,7 +226,7 @@ Status DeviceTables::upload(const StepTables &host, int64_t num_items, const std
     params.change_values = values;
     PKV_TRY(uploader_->submit(params, stream));
     num_done += params.num_changes;
-    params.num_seq_lens = params.num_cu_seqlens_q = params.num_tokens = params.num_step_limits = 0;
+    params.num_seq_lens = params.num_cu_seqlens_q = params.num_step_limits = 0;
     params.num_prefix_lens = params.num_prefixes = 0;
     params.to_num_refused = nullptr;
   } while (num_done < num_changes);

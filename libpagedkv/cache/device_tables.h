@@ -67,7 +67,7 @@ class DeviceTables {
   void adopt_room(Room *room) noexcept;
   // Queues the upload of what a step changes. host: its tables there, with num_items sequences and padding. step_limits:
   // [host.num_sequences], or null where none were allocated.
-  Status upload(const StepTables &host, int64_t num_items, const std::vector<TableChange> &changes,
+  Status upload(const StepTables &host, int32_t block_size, int64_t num_items, const std::vector<TableChange> &changes,
                 const int32_t *step_limits, pkv_stream stream);
   uint64_t uploaded_bytes() const { return uploaded_bytes_; }  // by the last upload
   // Queues the CSR tables of the step that was uploaded last on this stream.

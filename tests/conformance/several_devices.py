@@ -51,7 +51,8 @@ class CudaArrays:
             return self.cupy.asnumpy(array)
 
     def get_table(self, table):
-        return self.get(self.cupy.asarray(table))
+        with self.cupy.cuda.Device(self.ordinal):  # CuPy would copy it to the current device otherwise
+            return self.get(self.cupy.asarray(table))
 
 
 def arrays_of(device):

@@ -1,5 +1,6 @@
 """One captured CUDA graph of write and attend over 32 layers serves a thousand steps in which sequences grow, fork, are
-truncated and closed. Every step is also made by the host backend, and the results are compared."""
+truncated and closed; one of chunks meets decode tokens. Every step is also made by the host backend, and the results are
+compared."""
 import numpy as np
 import pytest
 
@@ -9,11 +10,11 @@ NUM_LAYERS, NUM_KV_HEADS, NUM_HEADS, HEAD_DIM = 32, 2, 8, 64
 MOST_SEQUENCES, MOST_LENGTH, NUM_STEPS = 8, 300, 1000
 
 
-def make(device):
+def make(device, max_tokens=MOST_SEQUENCES):
     layout = pagedkv.Layout(num_layers=NUM_LAYERS, num_kv_heads=NUM_KV_HEADS, head_dim=HEAD_DIM, dtype="float16",
                             block_size=16)
     cache = pagedkv.Cache(layout, num_blocks=150, device=device, hash_seed=1)
-    batch = cache.batch(max_sequences=MOST_SEQUENCES, max_tokens=MOST_SEQUENCES, max_sequence_length=MOST_LENGTH,
+    batch = cache.batch(max_sequences=MOST_SEQUENCES, max_tokens=max_tokens, max_sequence_length=MOST_LENGTH,
                         num_heads=NUM_HEADS)
     return cache, batch
 
@@ -101,3 +102,39 @@ def test_thousand_steps_of_one_graph():
     assert device_batch.generation == generation  # no address has changed
     assert host.stats()["copies"] == device.stats()["copies"] > 20
     device.check()
+
+
+def test_a_graph_of_chunks_meets_decode_tokens():
+    """The counts of the step that is captured may choose a kernel; it serves other steps as well."""
+    info = pagedkv.cuda_info()
+    if not info["is_usable"]:
+        pytest.skip(f"no CUDA: {info['reason']}")
+    torch = pytest.importorskip("torch", reason="the graph is captured with PyTorch")
+    (host, host_batch), (device, device_batch) = (make(name, max_tokens=400) for name in ("host", "cuda"))
+    stream = torch.cuda.Stream()
+    twins = [Twin(host.open([]), device.open([])) for _ in range(4)]
+    q, out = (torch.zeros(400, NUM_HEADS, HEAD_DIM, dtype=torch.float16, device="cuda") for _ in "qo")
+    rng = np.random.default_rng(6)
+    graph = None
+    for counts in ([100, 70, 90, 80], [1, 200, 1, 9], [1, 1, 0, 1], [50, 1, 2, 3]):
+        made = []
+        for cache, batch, which in ((host, host_batch, 0), (device, device_batch, 1)):
+            batch.prepare([twin.sequences[which] for twin in twins], counts, pad_sequences=MOST_SEQUENCES, pad_tokens=400,
+                          max_query_len=200, **({} if cache is host else {"stream": stream}))
+        for shape in ((400, NUM_KV_HEADS, HEAD_DIM),) * 2 + ((400, NUM_HEADS, HEAD_DIM),):
+            made.append(rng.standard_normal(shape).astype(np.float16))
+        host.write_kv(0, host_batch, made[0], made[1])
+        with torch.cuda.stream(stream):
+            device.write_kv(0, device_batch, *(torch.from_numpy(array).cuda() for array in made[:2]), stream=stream)
+            q.copy_(torch.from_numpy(made[2]))
+            if graph is None:
+                device.attend(0, device_batch, q, out=out, stream=stream)  # once outside the capture
+                stream.synchronize()
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, stream=stream):
+                    device.attend(0, device_batch, q, out=out, stream=stream)
+            out.fill_(float("nan"))
+            graph.replay()
+        stream.synchronize()
+        expected = host.attend(0, host_batch, made[2]).astype(np.float64)
+        assert np.abs(out.cpu().numpy().astype(np.float64) - expected).max() < 4e-3, counts

@@ -150,6 +150,23 @@ def test_chunks_beside_decodes(device, num_sequences, dtype, head_dim, group, na
                    pad_tokens=sum(counts) + 3, **choose_options(trial.rng, names, group))
 
 
+@pytest.mark.parametrize("names", [(), ("window",), ("softcap", "sinks")], ids=lambda names: "-".join(names) or "none")
+@pytest.mark.parametrize("dtype, head_dim, group", [
+    ("bfloat16", 128, 4), ("float16", 64, 7), ("float8_e4m3", 128, 4), ("int8", 64, 32), ("bfloat16", 256, 3)])
+def test_few_queries_over_many_keys(device, dtype, head_dim, group, names):
+    """More rows than a device may decode, and far fewer than its tiles have; their keys are cut into parts."""
+    q_dtype = dtype if dtype in dtypes.FLOATS else "bfloat16"
+    trial = Trial(device, head_dim + group, num_blocks=300, num_kv_heads=2, head_dim=head_dim, dtype=dtype,
+                  source=q_dtype, block_size=16)
+    batch = trial.make_batch()
+    work = [(trial.open()[0], trial.random_tokens(count)) for count in (2500, 900, 17, 0)]
+    trial.prepare(batch, work)
+    trial.write(batch, work)
+    for counts in ([5, 16, 9, 7], [1, 6, 0, 30], [8, 8, 8, 8]):
+        work = [(tracked, trial.random_tokens(count)) for (tracked, _), count in zip(work, counts)]
+        trial.step(batch, work, num_heads=2 * group, q_dtype=q_dtype, **choose_options(trial.rng, names, 2 * group))
+
+
 @pytest.mark.parametrize("head_dim, dtype", [(64, "float16"), (128, "bfloat16")])
 def test_repeated_calls_give_the_same_bits(device, head_dim, dtype):
     """Keys of the longest tiles are cut there into parts, and which thread block has which is a matter of timing."""

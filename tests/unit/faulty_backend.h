@@ -9,6 +9,7 @@
 
 #include "backend/backend.h"
 #include "backend/host/host.h"
+#include "store_tables.h"
 
 namespace pkv {
 
@@ -177,26 +178,11 @@ class FaultyBackend final : public Backend {
     }
     Status submit(const UploadTablesParams &params, pkv_stream) override {
       PKV_TRY(backend_->attempt("submit"));
-      copy(params.to_seq_lens, params.seq_lens, params.num_seq_lens);
-      copy(params.to_cu_seqlens_q, params.cu_seqlens_q, params.num_cu_seqlens_q);
-      copy(params.to_slot_mapping, params.slot_mapping, params.num_tokens);
-      copy(params.to_positions, params.positions, params.num_tokens);
-      copy(params.to_step_limits, params.step_limits, params.num_step_limits);
-      copy(params.to_prefix_lens, params.prefix_lens, params.num_prefix_lens);
-      copy(params.to_prefixes, params.prefixes, params.num_prefixes);
-      if (params.to_num_refused != nullptr) *params.to_num_refused = 0;
-      for (int64_t i = 0; i < params.num_changes; ++i) {
-        params.to_block_table[params.change_indices[i]] = params.change_values[i];
-      }
+      store_tables(params);
       return PKV_OK;
     }
 
    private:
-    template <class T>
-    static void copy(T *to, const T *from, int64_t count) {
-      if (count > 0) std::memcpy(to, from, static_cast<size_t>(count) * sizeof(T));
-    }
-
     FaultyBackend *const backend_;
     std::vector<char> staging_;
   };

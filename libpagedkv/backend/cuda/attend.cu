@@ -103,10 +103,9 @@ bool can_decode(const AttendParams &params) {
   const PagedKv &kv = params.kv;
   const StepTables &tables = params.tables;
   const int64_t most_tiles = tables.table_stride * kv.block_size / kLeastDecodeTile + 1 + kSegmentUnits;
-  return is_in_table(params) && !params.is_invariant && params.tree_mask == nullptr &&
-         params.alibi_slopes == nullptr && kv.kv_scales != PKV_SCALES_PER_TOKEN_HEAD &&
-         (kv.block_size & (kv.block_size - 1)) == 0 && (kv.head_dim == 64 || kv.head_dim == 128) &&
-         kv.block_size * kv.head_dim * static_cast<uint64_t>(dtype_bytes(kv.dtype)) >= kLeastBoxBytes &&
+  const int piece_bytes = decode_piece_bytes(decode_dim(kv.head_dim) * static_cast<int>(dtype_bytes(kv.dtype)));
+  return is_in_table(params) && !params.is_invariant && (kv.block_size & (kv.block_size - 1)) == 0 &&
+         kv.block_size * int64_t{piece_bytes} >= kLeastBoxBytes &&
          tables.num_sequences <= kMaxDecodeSequences &&
          most_tiles <= INT32_MAX / std::max<int64_t>(tables.num_sequences * kv.num_kv_heads, 1) && can_walk(kv);
 }

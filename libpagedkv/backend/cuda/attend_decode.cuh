@@ -18,11 +18,15 @@
 
 #include "backend/cuda/attend_combine.cuh"
 #include "backend/cuda/decode_loader.cuh"
+#include "backend/cuda/decode_masks.cuh"
 
 namespace pkv {
 
 constexpr float kLowest = -1e38f;  // the maximum over no score: finite, so that differences are numbers
 constexpr float kSlack = 8.0f;
+// With scales of rows: where the largest product of weight and scale stands, with room for kSlack and the mantissa of the
+// scale below the end of float16; and the exponent that smaller scales count as, so that no sum passes float32.
+constexpr int kScaledTop = 6, kLeastExponent = -84;
 
 // A part of a segment that a warp has left in shared memory.
 struct DecodeSlot {
@@ -36,11 +40,6 @@ struct DecodeSlot {
 __device__ inline float cap_score(float score, float cap) {
   const float power = raise_two(__fdividef(score, cap) * (2.0f * kLog2E));
   return cap * kLog2E * (1.0f - __fdividef(2.0f, power + 1.0f));
-}
-
-// Heads that share a KV head.
-__device__ inline int32_t count_group(const AttendParams &p) {
-  return static_cast<int32_t>(static_cast<uint32_t>(p.num_heads) / static_cast<uint32_t>(p.kv.num_kv_heads));
 }
 
 // Returns the factor that the output of a row wants, and where it goes; writes its lse. Rows that are not there
@@ -91,8 +90,10 @@ class DecodeWalk {
   // planes: the ring; part: where that of the first segment goes.
   __device__ DecodeWalk(const AttendParams &p, const DecodeLaunch &launch, const DecodeMaps &maps, Warp *warp,
                         char *planes, float *part)
-      : p_(p), warp_(*warp), planes_(planes), part_(part), num_units_(warp->end - warp->begin),
-        loader_(p, launch, maps, warp, planes) {}
+      : p_(p), warp_(*warp), planes_(planes), part_(part),
+        first_keys_(shared_address(planes) + lane_offset<Traits>(true)),
+        first_values_(shared_address(planes) + lane_offset<Traits>(false)),
+        num_units_(warp->end - warp->begin), loader_(p, launch, maps, warp, planes) {}
 
   __device__ void run(DecodeSlot *slots) {
     loader_.start();
@@ -101,16 +102,16 @@ class DecodeWalk {
       wait_barrier(&warp_.full[ring_.plane], ring_.phase);
       const uint32_t valid = warp_.valid[ring_.plane];
       float scores[Traits::kKeyTiles][Traits::kRowTiles][4];
-      multiply_keys<Traits>(planes_ + ring_.plane * Traits::kPlaneBytes, query_, scores);
+      multiply_keys<Traits>(first_keys_ + ring_.plane * Traits::kPlaneBytes, query_, scores);
+      if (Traits::kHasRowScales) scale_keys(scores);
       ring_.advance();
       __syncwarp();  // all lanes have used it
       loader_.refill(true);
       uint32_t weights[Traits::kKeyTiles][Traits::kRowTiles][2];
       weigh(valid, scores, weights);
-      char *values = planes_ + ring_.plane * Traits::kPlaneBytes;
       wait_barrier(&warp_.full[ring_.plane], ring_.phase);
-      if (valid != 0xffffffffu) clear_rows(values, valid);
-      multiply_values<Traits>(values, weights, out_);
+      if (valid != 0xffffffffu) clear_rows(planes_ + ring_.plane * Traits::kPlaneBytes, valid);
+      multiply_values<Traits>(first_values_ + ring_.plane * Traits::kPlaneBytes, weights, out_);
       ring_.advance();
       __syncwarp();
       loader_.refill(false);
@@ -134,9 +135,15 @@ class DecodeWalk {
     num_tiles_ = min(cursor.now.num_tiles - cursor.tile, num_units_);
     const int32_t first_position = cursor.now.end - cursor.now.query_len;
     plain_end_ = p_.is_causal ? min(first_position + 1, cursor.now.end) : cursor.now.end;
+    if (has_tree<Traits>(p_)) plain_end_ = first_position;
+    if (has_bias<Traits>(p_)) plain_end_ = 0;
     plain_begin_ = p_.window > 0 ? static_cast<int32_t>(max(cursor.now.end - p_.window, int64_t{0})) : 0;
-    const float scale = p_.scale * p_.kv.k_scale[cursor.kv_head];
-    value_scale_ = p_.kv.v_scale[cursor.kv_head];
+    float scale = p_.scale;
+    value_scale_ = 1.0f;
+    if (!Traits::kHasRowScales) {
+      scale *= p_.kv.k_scale[cursor.kv_head];
+      value_scale_ = p_.kv.v_scale[cursor.kv_head];
+    }
 #pragma unroll
     for (int n = 0; n < Traits::kRowTiles; ++n) {
 #pragma unroll
@@ -163,32 +170,27 @@ class DecodeWalk {
     __syncwarp();
   }
 
-  __device__ void mask(uint32_t valid, float (&scores)[Traits::kKeyTiles][Traits::kRowTiles][4]) const {
-    const int lane = threadIdx.x % 32;
-    const int32_t group = count_group(p_);
-    const int32_t first_position = warp_.now.now.end - warp_.now.now.query_len;
+  // Scales of the rows of K join the scores.
+  __device__ void scale_keys(float (&scores)[Traits::kKeyTiles][Traits::kRowTiles][4]) const {
+    loader_.await_row_scales();
 #pragma unroll
-    for (int n = 0; n < Traits::kRowTiles; ++n) {
+    for (int m = 0; m < Traits::kKeyTiles; ++m) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const uint32_t row = static_cast<uint32_t>(n * 8 + (lane % 4) * 2 + i);
-        const int32_t position = first_position + static_cast<int32_t>(row / static_cast<uint32_t>(group));
+      for (int half = 0; half < 2; ++half) {
+        const float scale = warp_.row_scales[ring_.plane][m * 16 + half * 8 + threadIdx.x % 32 / 4];
 #pragma unroll
-        for (int m = 0; m < Traits::kKeyTiles; ++m) {
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            const int in_tile = m * 16 + half * 8 + lane / 4;
-            const int32_t key = key_ + in_tile;
-            const bool is_seen = (valid >> in_tile & 1) != 0 && (!p_.is_causal || key <= position) &&
-                                 (p_.window <= 0 || key > position - p_.window);
-            if (!is_seen) scores[m][n][half * 2 + i] = -INFINITY;
-          }
+        for (int n = 0; n < Traits::kRowTiles; ++n) {
+          scores[m][n][half * 2] *= scale;
+          scores[m][n][half * 2 + 1] *= scale;
         }
       }
     }
   }
 
-  // Scores become weights, as right factors; the maxima and sums go along.
+  // Scores become weights, as right factors; the maxima and sums go along. With scales of rows the weights are
+  // multiplied by those of V, and the maximum is that of the products: so the largest weight of a row stands at
+  // 2^kScaledTop, or up to 2^(kSlack + 1) above it, however large or small the scales are, and all that counts has the
+  // bits that float16 has.
   __device__ void weigh(uint32_t valid, float (&scores)[Traits::kKeyTiles][Traits::kRowTiles][4],
                         uint32_t (&weights)[Traits::kKeyTiles][Traits::kRowTiles][2]) {
 #pragma unroll
@@ -209,7 +211,23 @@ class DecodeWalk {
         }
       }
     }
-    if (valid != 0xffffffffu || key_ + Traits::kTileKeys > plain_end_ || key_ < plain_begin_) mask(valid, scores);
+    if (valid != 0xffffffffu || key_ + Traits::kTileKeys > plain_end_ || key_ < plain_begin_) {
+      mask_scores<Traits>(p_, warp_.now, key_, valid, scores);
+    }
+    float value_scales[Traits::kKeyTiles][2], lifts[Traits::kKeyTiles][2];
+    if constexpr (Traits::kHasRowScales) {
+      loader_.await_row_scales();
+#pragma unroll
+      for (int m = 0; m < Traits::kKeyTiles; ++m) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const float scale = warp_.row_scales[ring_.plane][m * 16 + half * 8 + threadIdx.x % 32 / 4];
+          const int exponent = static_cast<int>(__float_as_uint(scale) >> 23 & 255) - 127;
+          value_scales[m][half] = scale;
+          lifts[m][half] = static_cast<float>(max(exponent, kLeastExponent) - kScaledTop);
+        }
+      }
+    }
     float tile_largest[Traits::kRowTiles][2];
     bool passes = false;
 #pragma unroll
@@ -218,7 +236,11 @@ class DecodeWalk {
       for (int i = 0; i < 2; ++i) {
         float most = -INFINITY;
 #pragma unroll
-        for (int m = 0; m < Traits::kKeyTiles; ++m) most = fmaxf(most, fmaxf(scores[m][n][i], scores[m][n][2 + i]));
+        for (int m = 0; m < Traits::kKeyTiles; ++m) {
+          const float first = scores[m][n][i], second = scores[m][n][2 + i];
+          most = fmaxf(most, Traits::kHasRowScales ? fmaxf(first + lifts[m][0], second + lifts[m][1])
+                                                   : fmaxf(first, second));
+        }
         tile_largest[n][i] = most;
         passes = passes || most > largest_[n][i] + kSlack;
       }
@@ -230,9 +252,10 @@ class DecodeWalk {
       for (int n = 0; n < Traits::kRowTiles; ++n) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const float first = raise_two(scores[m][n][half * 2] - largest_[n][0]);
-          const float second = raise_two(scores[m][n][half * 2 + 1] - largest_[n][1]);
+          float first = raise_two(scores[m][n][half * 2] - largest_[n][0]);
+          float second = raise_two(scores[m][n][half * 2 + 1] - largest_[n][1]);
           sum_[n][0] += first, sum_[n][1] += second;
+          if constexpr (Traits::kHasRowScales) first *= value_scales[m][half], second *= value_scales[m][half];
           weights[m][n][half] = transpose_matrix(pack_pair<typename Traits::Factor>(first, second));
         }
       }
@@ -290,12 +313,20 @@ class DecodeWalk {
           factors[i] = finish_decode_row(p_, cursor.now.first_token, row, row < num_rows, cursor.kv_head,
                                          value_scale_, largest_[n][i], sum, lane / 4 == 0, &offsets[i]);
         } else {
-          float *const row_part = part + row * Traits::kPartStride;
-          if (lane / 4 == 0) row_part[Traits::kDim] = largest_[n][i], row_part[Traits::kDim + 1] = sum;
+          float *const row_part = part + row * (Traits::kRowParts * Traits::kPartStride);
+#pragma unroll
+          for (int piece = 0; piece < Traits::kRowParts; ++piece) {
+            float *const state = row_part + piece * Traits::kPartStride + Traits::kPartDims;
+            if (lane / 4 == 0) state[0] = largest_[n][i], state[1] = sum;
+          }
 #pragma unroll
           for (int d = 0; d < Traits::kDimTiles; ++d) {
 #pragma unroll
-            for (int half = 0; half < 2; ++half) row_part[output_dim<Traits>(d, half)] = out_[n][d][half * 2 + i];
+            for (int half = 0; half < 2; ++half) {
+              constexpr int kPieceTiles = Traits::kDimTiles / Traits::kRowParts;
+              const int skipped = d / kPieceTiles * (Traits::kPartStride - Traits::kPartDims);
+              row_part[output_dim<Traits>(d, half) + skipped] = out_[n][d][half * 2 + i];
+            }
           }
         }
       }
@@ -314,6 +345,7 @@ class DecodeWalk {
         if (n * 8 + (lane % 4) * 2 + i >= num_rows) continue;
 #pragma unroll
         for (int d = 0; d < Traits::kDimTiles; ++d) {
+          if (Traits::kIsPadded && d * 16 >= p_.kv.head_dim) break;
           *reinterpret_cast<uint32_t *>(out + offsets[i] + output_dim<Traits>(d, 0)) =
               pack_pair<T>(out_[n][d][i] * factors[i], out_[n][d][2 + i] * factors[i]);
         }
@@ -329,7 +361,7 @@ class DecodeWalk {
         for (int half = 0; half < 2; ++half) {
           const uint32_t pair = transpose_matrix(
               pack_pair<T>(out_[n][d][half * 2] * factors[0], out_[n][d][half * 2 + 1] * factors[1]));
-          if (n * 8 + lane / 4 < num_rows) {
+          if (n * 8 + lane / 4 < num_rows && (!Traits::kIsPadded || d * 16 < p_.kv.head_dim)) {
             *reinterpret_cast<uint32_t *>(row + d * 16 + half * 8 + (lane % 4) * 2) = pair;
           }
         }
@@ -341,11 +373,12 @@ class DecodeWalk {
   Warp &warp_;
   char *const planes_;
   float *const part_;
+  const uint32_t first_keys_, first_values_;  // what the lane loads first of the ring's first plane
   DecodeRing<Traits::kPlanes> ring_;
   int32_t num_units_, num_tiles_;  // left, with the present one: of the walk, of the segment
   int32_t key_;  // first of the tile
   float value_scale_;
-  int32_t plain_begin_, plain_end_;  // keys that every query of the sequence sees, if they are valid
+  int32_t plain_begin_, plain_end_;  // keys that every query of the sequence sees as they are, if they are valid
   DecodeLoader<Traits> loader_;
   DecodeQuery<Traits> query_;
   float out_[Traits::kRowTiles][Traits::kDimTiles][4];

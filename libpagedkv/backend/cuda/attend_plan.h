@@ -14,7 +14,14 @@ constexpr int64_t kMaxDecodeSequences = 4096;
 constexpr int kLeastDecodeTile = 16;  // keys
 constexpr int kMixedRows = 8;         // of a sequence that is decoded in a launch of the prefill kernel
 constexpr int kSegmentUnits = 2;      // of such tiles, that the ends of a (sequence, KV head) cost
-constexpr uint64_t kLeastBoxBytes = 128;  // of a copied box
+constexpr int kLeastBoxBytes = 128;  // of a copied box
+
+// The head dim of the decode kernel's instance for one: rows that are shorter end with zeros.
+constexpr int decode_dim(int head_dim) { return head_dim > 64 && head_dim < 128 ? 128 : head_dim; }
+
+// Its pieces of a row of so many bytes, which are swizzled.
+constexpr int decode_piece_bytes(int row_bytes) { return row_bytes % 128 == 0 ? 128 : 64; }
+
 constexpr int kAttendWarps = 4;
 constexpr int kMaxStages = 3;                     // of K and V in shared memory
 constexpr int kMaxSplits = 64;                    // thread blocks that share the keys of a tile of rows

@@ -12,10 +12,14 @@
 namespace pkv {
 
 // K or V [block, head, piece of a row, token, byte], without an end of the blocks: a captured launch may meet a cache
-// that has grown. Block -1 lies outside and is read as zeros.
+// that has grown. Block -1 lies outside and is read as zeros. Where a box has one piece the row is not cut in the map:
+// of the last piece arrives what the row has of it, and then zeros.
 template <class Traits>
 Status make_decode_map(const PagedKv &kv, const DecodeLaunch &launch, uint64_t offset, CUtensorMap *out) {
-  const cuuint64_t dims[] = {Traits::kPieceBytes, static_cast<cuuint64_t>(kv.block_size), Traits::kRowPieces,
+  const bool is_cut = launch.box_pieces > 1;
+  const cuuint64_t row_bytes = static_cast<cuuint64_t>(kv.head_dim) * Traits::kBytes;
+  const cuuint64_t dims[] = {is_cut ? Traits::kPieceBytes : row_bytes, static_cast<cuuint64_t>(kv.block_size),
+                             is_cut ? Traits::kRowPieces : cuuint64_t{1},
                              static_cast<cuuint64_t>(kv.num_kv_heads), INT32_MAX};
   const cuuint64_t strides[] = {static_cast<cuuint64_t>(kv.k_token_stride) * Traits::kBytes, Traits::kPieceBytes,
                                 static_cast<cuuint64_t>(kv.k_head_stride) * Traits::kBytes, kv.block_bytes};
@@ -52,8 +56,10 @@ Status prepare_decode(const AttendParams &params, DecodeLaunch *launch, DecodeMa
   *launch = {};
   while ((1 << launch->block_shift) < params.kv.block_size) ++launch->block_shift;
   launch->box_rows = std::min(params.kv.block_size, Traits::kTileKeys);
-  launch->box_pieces = launch->box_rows == Traits::kTileKeys ? Traits::kRowPieces : 1;
-  launch->parts = reinterpret_cast<float *>(static_cast<char *>(params.workspace) + decode_parts_offset(Traits::kDim));
+  const bool is_whole = launch->box_rows == Traits::kTileKeys && params.kv.head_dim == Traits::kDim;
+  launch->box_pieces = is_whole ? Traits::kRowPieces : 1;
+  launch->parts = reinterpret_cast<float *>(static_cast<char *>(params.workspace) +
+                                            decode_parts_offset(params.kv.head_dim));
   PKV_TRY(make_decode_map<Traits>(params.kv, *launch, params.kv.k_offset, &maps->keys));
   return make_decode_map<Traits>(params.kv, *launch, params.kv.v_offset, &maps->values);
 }
@@ -77,25 +83,42 @@ Status launch_decode_traits(const AttendParams &params, const AttendDevice &devi
   return PKV_OK;
 }
 
-template <pkv_dtype kQuery, pkv_dtype kStored, int kHeadDim>
-Status launch_decode_head_dim(const AttendParams &params, const AttendDevice &device, cudaStream_t stream,
-                              bool *is_launched) {
+template <pkv_dtype kQuery, pkv_dtype kStored, int kHeadDim, bool kRowScales>
+Status launch_decode_rows(const AttendParams &params, const AttendDevice &device, cudaStream_t stream,
+                          bool *is_launched) {
   constexpr int kPlanes = decode_planes(kHeadDim);
   const int64_t num_rows = params.tables.max_query_len * (params.num_heads / params.kv.num_kv_heads);
   if (num_rows <= 8) {
-    using Traits = DecodeTraits<kQuery, kStored, kHeadDim, 1, kDecodeWarps, kDecodeBlocks, kPlanes>;
+    using Traits = DecodeTraits<kQuery, kStored, kHeadDim, 1, kDecodeWarps, kDecodeBlocks, kPlanes, kRowScales>;
     return launch_decode_traits<Traits>(params, device, stream, is_launched);
   }
-  using Traits = DecodeTraits<kQuery, kStored, kHeadDim, 2, kDecodeWarps, kDecodeBlocks, kPlanes>;
-  return launch_decode_traits<Traits>(params, device, stream, is_launched);
+  *is_launched = false;
+  if constexpr (kHeadDim <= 128) {  // else there are too few registers, and too little shared memory
+    using Traits = DecodeTraits<kQuery, kStored, kHeadDim, 2, kDecodeWarps, kDecodeBlocks, kPlanes, kRowScales>;
+    return launch_decode_traits<Traits>(params, device, stream, is_launched);
+  }
+  return PKV_OK;
+}
+
+template <pkv_dtype kQuery, pkv_dtype kStored, int kHeadDim>
+Status launch_decode_head_dim(const AttendParams &params, const AttendDevice &device, cudaStream_t stream,
+                              bool *is_launched) {
+  if constexpr (kStored != kQuery) {
+    if (params.kv.kv_scales == PKV_SCALES_PER_TOKEN_HEAD) {
+      return launch_decode_rows<kQuery, kStored, kHeadDim, true>(params, device, stream, is_launched);
+    }
+  }
+  return launch_decode_rows<kQuery, kStored, kHeadDim, false>(params, device, stream, is_launched);
 }
 
 template <pkv_dtype kQuery, pkv_dtype kStored>
 Status launch_decode_pair(const AttendParams &params, const AttendDevice &device, cudaStream_t stream,
                           bool *is_launched) {
-  switch (params.kv.head_dim) {
+  switch (decode_dim(params.kv.head_dim)) {
     case 64: return launch_decode_head_dim<kQuery, kStored, 64>(params, device, stream, is_launched);
     case 128: return launch_decode_head_dim<kQuery, kStored, 128>(params, device, stream, is_launched);
+    case 192: return launch_decode_head_dim<kQuery, kStored, 192>(params, device, stream, is_launched);
+    case 256: return launch_decode_head_dim<kQuery, kStored, 256>(params, device, stream, is_launched);
   }
   *is_launched = false;
   return PKV_OK;

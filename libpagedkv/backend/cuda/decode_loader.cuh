@@ -1,5 +1,6 @@
 // How the decode kernel comes to its rows: a warp looks keys up in the block table, a tile ahead of the copies that it
-// then asks for, and keeps a ring of planes of K and V on their way to shared memory.
+// then asks for, and keeps a ring of planes of K and V on their way to shared memory, with the scales of their rows if
+// those stand in the blocks.
 #pragma once
 
 #include "backend/cuda/decode_products.cuh"
@@ -12,7 +13,7 @@ namespace pkv {
 struct DecodeLaunch {
   int32_t block_shift;  // block_size = 1 << block_shift
   int32_t box_rows;     // tokens that one copy brings: of a block, kTileKeys at most
-  int32_t box_pieces;   // and pieces of their rows
+  int32_t box_pieces;   // and pieces of their rows: one, or all
   // [gridDim.x, 2, kRows, kPartStride]: of the segment that comes to a thread block, of that which leaves it. Zeros
   // between launches (decode_merge.cuh).
   float *parts;
@@ -29,6 +30,8 @@ struct DecodeWarp {
   int32_t begin, end;                          // units; begin is that of a tile
   uint32_t valid[Traits::kPlanes];             // of the tile whose K stands there: bit i for key i
   uint64_t full[Traits::kPlanes];              // barriers: the plane is there
+  // Of the plane's rows, if they stand in the blocks; 0 without a row.
+  float row_scales[Traits::kHasRowScales ? Traits::kPlanes : 1][Traits::kHasRowScales ? Traits::kTileKeys : 1];
 };
 
 // Where a key is: its block, negative outside the sequence and where it was given back, and its token there. The head
@@ -93,6 +96,12 @@ class DecodeLoader {
   // After K of a tile was used, then after V: its plane is free for the next one in turn.
   __device__ void refill(bool after_keys) { ask((Traits::kPlanes % 2 == 0) == after_keys); }
 
+  // Waits for the scales of the plane whose turn it is: kPlanes were asked for from it on.
+  __device__ void await_row_scales() const {
+    wait_copies<Traits::kPlanes - 1>();
+    __syncwarp();
+  }
+
  private:
   // Looks up the next tile; lane l has key l % kTileKeys. Nothing here waits for the table.
   __device__ DecodePlace look_up() {
@@ -120,6 +129,7 @@ class DecodeLoader {
   // Asks for K of the next tile, or then for its V. Boxes are in the hands of the lanes that have their first keys.
   __device__ void ask(bool is_key) {
     if (is_key) place_ = next_, next_ = look_up();
+    if (Traits::kHasRowScales) ask_row_scales(is_key);
     if (place_.kv_head < 0) return;
     const int lane = threadIdx.x % 32;
     uint64_t *barrier = &warp_.full[ring_.plane];
@@ -135,10 +145,22 @@ class DecodeLoader {
 #pragma unroll 1
       for (int piece = 0; piece < Traits::kRowPieces; piece += launch_.box_pieces) {
         copy_box_once(target + piece * (Traits::kTileKeys * Traits::kPieceBytes), is_key ? &maps_.keys : &maps_.values,
-                      barrier, 0, place_.offset, piece, place_.kv_head, block);
+                      barrier, piece * Traits::kPieceBytes, place_.offset, 0, place_.kv_head, block);
       }
     }
     ring_.advance();
+  }
+
+  // One group of copies a plane, empty ones too: their count is that of the planes.
+  __device__ void ask_row_scales(bool is_key) {
+    if (place_.kv_head >= 0) {
+      const bool is_valid = place_.block >= 0;
+      const int32_t block = is_valid ? place_.block : 0, lane = threadIdx.x % 32;
+      const float *source = is_key ? k_scale_address(p_.kv, block, place_.offset, place_.kv_head)
+                                   : v_scale_address(p_.kv, block, place_.offset, place_.kv_head);
+      if (lane < Traits::kTileKeys) copy_async_4(&warp_.row_scales[ring_.plane][lane], source, is_valid);
+    }
+    commit_copies();
   }
 
   __device__ void enter_segment() {

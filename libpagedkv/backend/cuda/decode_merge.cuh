@@ -6,6 +6,9 @@
 
 namespace pkv {
 
+constexpr int kPartsAtOnce = 16;  // of a segment, from as many thread blocks
+constexpr int kLongKeys = 192;    // of a warp, that are worth more of them
+
 // The part of a slot: of a warp's first segment, or of its last one.
 template <class Traits>
 __device__ inline const float *find_part(const char *planes, int slot) {
@@ -14,7 +17,8 @@ __device__ inline const float *find_part(const char *planes, int slot) {
                                                        : planes + slot / 2 * Traits::kRingBytes);
 }
 
-// A row over some of its keys: four dims a lane; the maximum and the sum of weights are those of all lanes.
+// A row over some of its keys, or the piece of one that kRowParts makes of it: four dims a lane; the maximum and the sum
+// of weights are those of all lanes.
 struct DecodePartial {
   float largest, sum;
   float4 total;
@@ -25,10 +29,10 @@ template <class Traits>
 __device__ inline DecodePartial merge_slots(uint32_t members, int32_t row, const char *planes) {
   constexpr int kSlots = 2 * Traits::kWarps;
   const int lane = threadIdx.x % 32;
-  const bool has_dims = lane * 4 < Traits::kDim;
+  const bool has_dims = lane * 4 < Traits::kPartDims;
   const auto row_of = [&](int index) { return find_part<Traits>(planes, index) + row * Traits::kPartStride; };
   float2 state = {kLowest, 0.0f};  // maximum and sum: a slot a lane
-  if ((members >> lane & 1) != 0) state = *reinterpret_cast<const float2 *>(row_of(lane) + Traits::kDim);
+  if ((members >> lane & 1) != 0) state = *reinterpret_cast<const float2 *>(row_of(lane) + Traits::kPartDims);
   float4 values[kSlots];
 #pragma unroll
   for (int i = 0; i < kSlots; ++i) {
@@ -59,10 +63,24 @@ template <class Traits>
 __device__ inline void write_partial(const AttendParams &p, const DecodeSlot &slot, int32_t row,
                                      const DecodePartial &partial) {
   const int lane = threadIdx.x % 32;
+  const int32_t piece = row % Traits::kRowParts, dim = piece * Traits::kPartDims + lane * 4;
   int64_t offset;
-  const float factor = finish_decode_row(p, slot.first_token, row, true, slot.kv_head, slot.value_scale,
-                                         partial.largest, partial.sum, lane == 0, &offset);
-  if (lane * 4 < Traits::kDim) write_dims<typename Traits::T>(p, offset + lane * 4, partial.total, factor);
+  const float factor = finish_decode_row(p, slot.first_token, row / Traits::kRowParts, true, slot.kv_head,
+                                         slot.value_scale, partial.largest, partial.sum, lane == 0 && piece == 0,
+                                         &offset);
+  const bool has_dims = lane * 4 < Traits::kPartDims && (!Traits::kIsPadded || dim < p.kv.head_dim);
+  if (has_dims) write_dims<typename Traits::T>(p, offset + dim, partial.total, factor);
+}
+
+// Thread blocks that take part in a step. A few keys are not worth the merge of many; nor is it worth more parts of a
+// segment than are taken at once, as long as half of the thread blocks do, which read nearly as fast as all where each
+// has a port to memory of its own.
+template <class Traits>
+__device__ inline int32_t count_active(int32_t num_units, int32_t num_segments, int32_t num_blocks) {
+  constexpr int32_t kLongUnits = kLongKeys / Traits::kTileKeys * Traits::kWarps;
+  const int32_t most = min(max(num_units / Traits::kWarps, 1), num_blocks);
+  const int32_t enough = max(kPartsAtOnce * max(min(num_segments, num_blocks), 1), num_units / kLongUnits);
+  return enough <= num_blocks / 2 ? min(most, enough) : most;
 }
 
 // --- Parts from one thread block to another. A word of zero bits is one that has not come: who leaves a part turns 0
@@ -91,12 +109,12 @@ template <class Traits>
 __device__ inline void leave_partial(float *part, const DecodePartial &partial) {
   const int lane = threadIdx.x % 32;
   const float4 &total = partial.total;
-  if (lane * 4 < Traits::kDim) {
+  if (lane * 4 < Traits::kPartDims) {
     __stcg(reinterpret_cast<float4 *>(part + lane * 4),
            float4{as_come(total.x), as_come(total.y), as_come(total.z), as_come(total.w)});
   }
   if (lane == 0) {
-    __stcg(reinterpret_cast<float4 *>(part + Traits::kDim),
+    __stcg(reinterpret_cast<float4 *>(part + Traits::kPartDims),
            float4{as_come(partial.largest), as_come(partial.sum), 1.0f, 1.0f});
   }
 }
@@ -106,9 +124,9 @@ __device__ inline void leave_partial(float *part, const DecodePartial &partial) 
 template <class Traits>
 __device__ DecodePartial take_partials(float *parts, int32_t first, int32_t end, int32_t row,
                                        const DecodePartial &own) {
-  constexpr int kAtOnce = 18;
+  constexpr int kAtOnce = kPartsAtOnce + 2;
   const int lane = threadIdx.x % 32;
-  const bool has_dims = lane * 4 < Traits::kDim;
+  const bool has_dims = lane * 4 < Traits::kPartDims;
   DecodePartial result = {kLowest, 0.0f, {0.0f, 0.0f, 0.0f, 0.0f}};
 #pragma unroll 1
   for (int32_t base = first; base < end; base += kAtOnce) {
@@ -125,7 +143,7 @@ __device__ DecodePartial take_partials(float *parts, int32_t first, int32_t end,
     uint32_t least;
     do {  // what has not come is asked for again
       if (has_state && find_least(state) == 0) {
-        state = load_come(reinterpret_cast<const float4 *>(part_of(lane) + Traits::kDim));
+        state = load_come(reinterpret_cast<const float4 *>(part_of(lane) + Traits::kPartDims));
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
@@ -140,7 +158,7 @@ __device__ DecodePartial take_partials(float *parts, int32_t first, int32_t end,
       }
     } while (!__all_sync(0xffffffffu, least != 0));
     if (!has_state) state.x = kLowest;
-    if (has_state) *reinterpret_cast<float4 *>(part_of(lane) + Traits::kDim) = zeros;
+    if (has_state) *reinterpret_cast<float4 *>(part_of(lane) + Traits::kPartDims) = zeros;
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       if (has_dims && base + i < end) *reinterpret_cast<float4 *>(part_of(i) + lane * 4) = zeros;
@@ -195,8 +213,7 @@ __device__ __forceinline__ void decode_share(const AttendParams &p, const Decode
   const int32_t num_units = p.kv.num_kv_heads *
                             (is_small ? lanes.add_up(p)
                                       : shared->strips.template add_up<kTileKeys, kRows>(p, strip, thread, sync));
-  // A few keys are not worth the merge of many thread blocks.
-  const int32_t num_active = min(max(num_units / Traits::kWarps, 1), num_blocks);
+  const int32_t num_active = count_active<Traits>(num_units, num_sequences * p.kv.num_kv_heads, num_blocks);
   const DecodeShares shares(num_units, num_active * Traits::kWarps);
   const int32_t first_warp = block * Traits::kWarps;
   const int32_t begin = shares.begin(first_warp), end = shares.begin(first_warp + Traits::kWarps);
@@ -241,7 +258,7 @@ __device__ __forceinline__ void decode_share(const AttendParams &p, const Decode
     const bool comes = slot.first_unit + kSegmentUnits < begin, leaves = slot.first_unit + slot.num_units > end;
     const int32_t first_block = comes ? shares.owner(slot.first_unit + kSegmentUnits) / Traits::kWarps : 0;
 #pragma unroll 1
-    for (int32_t row = 0; row < slot.num_rows; ++row) {
+    for (int32_t row = 0; row < slot.num_rows * Traits::kRowParts; ++row) {
       if (task++ % Traits::kWarps != warp) continue;
       DecodePartial partial = merge_slots<Traits>(members, row, planes);
       if (leaves) {

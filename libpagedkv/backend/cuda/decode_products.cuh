@@ -1,6 +1,6 @@
 // The products of the decode kernel: scores^T [keys, rows] = K Q^T and out^T [dims, rows] += V^T P^T, with keys and
 // dims as the 16 rows of m16n8k16 and the query rows as its 8 columns. K and V stand in shared memory as copies of
-// boxes leave them: by pieces of 128 bytes of a row (64, if that is a whole row), [piece][key], 16-byte chunks
+// boxes leave them: by pieces of 128 bytes of a row (64, where those do not fill it), [piece][key], 16-byte chunks
 // swizzled; so the loads of matrices meet no bank twice. 8-bit numbers come out of them two by two: the order of the
 // dims within a product of K and Q, and that of the rows of V^T, is free.
 #pragma once
@@ -11,19 +11,22 @@ namespace pkv {
 
 constexpr int kDecodeBlocks = 1;  // thread blocks of a multiprocessor
 constexpr int kDecodeWarps = 8;
-// Planes of K or V on their way, of a warp.
-constexpr int decode_planes(int head_dim) { return 4 * 128 / head_dim; }
+// Planes of K or V on their way, of a warp: what shared memory has room for.
+constexpr int decode_planes(int head_dim) { return head_dim == 192 ? 3 : 4 * 128 / head_dim; }
 
 template <pkv_dtype kQuery, pkv_dtype kStored, int kHeadDim, int kNumRowTiles, int kNumWarps, int kNumBlocks,
-          int kNumPlanes>
+          int kNumPlanes, bool kRowScales = false>
 struct DecodeTraits {
   using T = typename DtypeOf<kQuery>::Type;  // of queries and outputs
   static constexpr pkv_dtype kStoredDtype = kStored;
   static constexpr bool kIsWidened = kStored != kQuery;
   // 8-bit numbers are multiplied as float16, which holds all of them.
   using Factor = std::conditional_t<kIsWidened, __half, T>;
+  static constexpr bool kHasRowScales = kRowScales;  // of 8 bits, in the blocks
+  static_assert(kIsWidened || !kHasRowScales);
   static constexpr bool kScalesQuery = !std::is_same_v<T, Factor>;
   static constexpr int kDim = kHeadDim;
+  static constexpr bool kIsPadded = kDim == 128;  // rows may be shorter: the rest of them are zeros
   static constexpr int kRowTiles = kNumRowTiles;  // of 8 query rows
   static constexpr int kRows = 8 * kRowTiles;
   static constexpr int kWarps = kNumWarps;
@@ -34,30 +37,46 @@ struct DecodeTraits {
   static constexpr int kKeyTiles = kTileKeys / 16;
   static constexpr int kDimTiles = kDim / 16;
 
-  static constexpr int kPieceBytes = kDim * kBytes < 128 ? kDim * kBytes : 128;  // of a row, that stand together
+  static constexpr int kPieceBytes = decode_piece_bytes(kDim * kBytes);  // of a row, that stand together
   static constexpr int kRowPieces = kDim * kBytes / kPieceBytes;
-  static_assert(kPieceBytes == 128 || kPieceBytes == 64);
+  static_assert(kRowPieces * kPieceBytes == kDim * kBytes);
 
   // Shared memory: rings of the warps, planes of K and V in turn; then room for the part of a warp's first segment.
   // That of the last one takes the ring's place.
   static constexpr int kPlanes = kNumPlanes;
   static constexpr int kPlaneBytes = kTileKeys * kDim * kBytes;  // K or V of a tile
   static constexpr int kRingBytes = kPlanes * kPlaneBytes;
-  // Floats from row to row of a part: the output, its maximum and sum. Rows beside each other lie in other banks.
-  static constexpr int kPartStride = kDim + 4;
-  static constexpr int kPartFloats = kRows * kPartStride;
+  // Parts have a row in pieces of up to 128 dims, which are merged as if they were rows. Floats from piece to piece:
+  // the output, maximum and sum of the row. Pieces beside each other lie in other banks.
+  static constexpr int kRowParts = kDim > 128 ? 2 : 1;
+  static constexpr int kPartDims = kDim / kRowParts;
+  static constexpr int kPartStride = kPartDims + 4;
+  static constexpr int kPartFloats = kRows * kRowParts * kPartStride;
   static constexpr int kSharedBytes = kWarps * (kRingBytes + kPartFloats * 4) + 1024;  // to align it
   static constexpr bool kCalls = true;  // what is rare stands in functions of its own
-  static_assert(kPartFloats * 4 <= kRingBytes && kDim <= 128);  // four dims a lane where parts are merged
+  static constexpr bool kTakesAll = true;  // masks of trees, ALiBi
+  static_assert(kPartFloats * 4 <= kRingBytes && kPartDims <= 128);  // four dims a lane where parts are merged
 };
 
-// Bytes from the start of a plane to 16-byte chunk `chunk` of a key's row.
+// What a lane loads of a plane first, for the products with K or with V: bytes from its start to a 16-byte chunk of a
+// row, one of the first two chunks of the first 16 keys.
 template <class Traits>
-__device__ inline uint32_t chunk_offset(int key, int chunk) {
+__device__ inline uint32_t lane_offset(bool is_key) {
+  const int lane = threadIdx.x % 32;
+  const bool has_keys_first = is_key || Traits::kIsWidened;  // lanes go through 16 keys of a chunk first
+  const int key = has_keys_first ? lane % 16 : lane / 16 * 8 + lane % 8;
+  const int chunk = has_keys_first ? lane / 16 : lane / 8 % 2;
+  const int swizzle = Traits::kPieceBytes == 128 ? key % 8 : key / 2 % 4;
+  return static_cast<uint32_t>(key * Traits::kPieceBytes + (chunk ^ swizzle) * 16);
+}
+
+// From there `key` keys on, a multiple of 16, and `chunk` chunks, a multiple of 2. Planes are aligned to 1024 bytes, so
+// the chunks of a piece differ in bits alone.
+template <class Traits>
+__device__ inline uint32_t move_chunk(uint32_t address, int key, int chunk) {
   constexpr int kChunks = Traits::kPieceBytes / 16;
-  const int swizzle = kChunks == 8 ? key % 8 : key / 2 % 4;
-  return static_cast<uint32_t>(chunk / kChunks * (Traits::kTileKeys * Traits::kPieceBytes) + key * Traits::kPieceBytes +
-                               (chunk % kChunks ^ swizzle) * 16);
+  return (address ^ static_cast<uint32_t>(chunk % kChunks * 16)) +
+         static_cast<uint32_t>((chunk / kChunks * Traits::kTileKeys + key) * Traits::kPieceBytes);
 }
 
 __device__ inline uint32_t transpose_matrix(uint32_t value) {
@@ -89,19 +108,18 @@ struct DecodeQuery {
 };
 
 // Scores of (key lane / 4 and + 8, rows (lane % 4) * 2 and + 1). Two chains of products halve the wait of each for the
-// last.
+// last. plane: the shared address of a plane of K and lane_offset.
 template <class Traits>
-__device__ inline void multiply_keys(const char *plane, const DecodeQuery<Traits> &query,
+__device__ inline void multiply_keys(uint32_t plane, const DecodeQuery<Traits> &query,
                                      float (&scores)[Traits::kKeyTiles][Traits::kRowTiles][4]) {
   using Factor = typename Traits::Factor;
-  const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int m = 0; m < Traits::kKeyTiles; ++m) {
     float chains[2][Traits::kRowTiles][4] = {};
 #pragma unroll
     for (int chunk = 0; chunk < Traits::kDim * Traits::kBytes / 16; chunk += 2) {
       uint32_t words[4];  // keys 0-7 and 8-15 of the first chunk, of the second one
-      load_matrices(words, plane + chunk_offset<Traits>(m * 16 + lane % 16, chunk + lane / 16));
+      load_matrices(words, move_chunk<Traits>(plane, m * 16, chunk));
       if constexpr (Traits::kIsWidened) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -136,13 +154,12 @@ __device__ inline int output_dim(int tile, int half) {
   return tile * 16 + (Traits::kIsWidened ? index * 2 + half : half * 8 + index);
 }
 
-// out[tile]: rows (lane % 4) * 2 and + 1 of output_dim(tile, 0), then of output_dim(tile, 1).
+// out[tile]: rows (lane % 4) * 2 and + 1 of output_dim(tile, 0), then of output_dim(tile, 1). plane: as above, of V.
 template <class Traits>
-__device__ inline void multiply_values(const char *plane,
+__device__ inline void multiply_values(uint32_t plane,
                                        const uint32_t (&weights)[Traits::kKeyTiles][Traits::kRowTiles][2],
                                        float (&out)[Traits::kRowTiles][Traits::kDimTiles][4]) {
   using Factor = typename Traits::Factor;
-  const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int m = 0; m < Traits::kKeyTiles; ++m) {
 #pragma unroll
@@ -150,7 +167,7 @@ __device__ inline void multiply_values(const char *plane,
       uint32_t words[4];
       if constexpr (Traits::kIsWidened) {
         // Keys 0-7 and 8-15 of one tile's chunk, of the next one's: a word is two dims of two keys.
-        load_matrices_transposed(words, plane + chunk_offset<Traits>(m * 16 + lane % 16, tile + lane / 16));
+        load_matrices_transposed(words, move_chunk<Traits>(plane, m * 16, tile));
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const uint2 low = widen_to_half<Traits::kStoredDtype>(__byte_perm(words[2 * i], 0, 0x3120));
@@ -162,8 +179,7 @@ __device__ inline void multiply_values(const char *plane,
           }
         }
       } else {
-        const int key = m * 16 + lane / 16 * 8 + lane % 8;
-        load_matrices_transposed(words, plane + chunk_offset<Traits>(key, 2 * tile + lane / 8 % 2));
+        load_matrices_transposed(words, move_chunk<Traits>(plane, m * 16, 2 * tile));
 #pragma unroll
         for (int n = 0; n < Traits::kRowTiles; ++n) {
           multiply_add<Factor>(out[n][tile], words, weights[m][n][0], weights[m][n][1]);
@@ -192,6 +208,7 @@ __device__ inline void load_query(const AttendParams &p, int32_t first_token, in
                         (kv_head * group + row - token * group) * p.q_head_stride;
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
+        if (Traits::kIsPadded && step * 16 >= p.kv.head_dim) continue;
         if constexpr (Traits::kIsWidened) {
           const uint2 value = *reinterpret_cast<const uint2 *>(source + step * 16 + lane % 4 * 4);
           query->words[n][step][0] = value.x, query->words[n][step][1] = value.y;

@@ -11,8 +11,8 @@ template <pkv_dtype kDtype>
 Status launch_head_dim(const AttendParams &params, const AttendDevice &device, const PrefillPlan &plan,
                        cudaStream_t stream) {
   switch (params.kv.head_dim) {
-    case 64: return launch_traits<PrefillTraits<kDtype, kDtype, 64, 64>>(params, device, plan, stream);
-    case 128: return launch_traits<PrefillTraits<kDtype, kDtype, 128, 128>>(params, device, plan, stream);
+    case 64: return launch_either<kDtype, kDtype, 64>(params, device, plan, stream);
+    case 128: return launch_either<kDtype, kDtype, 128>(params, device, plan, stream);
     case 256: return launch_traits<PrefillTraits<kDtype, kDtype, 256, 256>>(params, device, plan, stream);
     default:
       if (params.kv.v_head_dim == 128) {
@@ -69,18 +69,19 @@ bool plan_prefill(const AttendParams &params, const AttendDevice &device, Prefil
   if (tables.num_sequences == 0 || tables.num_tokens > INT32_MAX || num_works > INT32_MAX / kMaxSplits) return false;
   // Where K and V differ in their head dims there is no other kernel with tensor cores.
   const bool has_choice = params.kv.head_dim == params.kv.v_head_dim;
-  if (has_choice && tables.max_query_len * group <= kPrefillRows / 2) return false;
+  if (has_choice && tables.max_query_len * group <= kMaxDecodeRows) return false;
   *out = {};
-  out->has_decode = has_prefill_decode(params.kv.head_dim, params.kv.v_head_dim,
-                                       params.kv.dtype != params.dtype) && group <= kMixedRows &&
-                    can_decode(params);
+  // Without sequences of few rows, as far as is known here, its way would only cost: should a captured launch meet some
+  // later, they are tiles of rows like others.
+  out->has_decode = has_prefill_decode(params.kv.head_dim, params.kv.v_head_dim) &&
+                    tables.min_count * group <= kMixedRows && can_decode(params);
   out->tile_tokens = static_cast<int32_t>(tile_tokens);
   out->box_rows = choose_box_rows(params);
   return true;
 }
 
 bool plan_prefixes(const AttendParams &params, const AttendDevice &device, int64_t most_parts, PrefillPlan *out) {
-  if (!device.has_hopper || !is_in_scope(params) || !can_map(params)) return false;
+  if (!device.has_hopper || params.kv.head_dim > 128 || !is_in_scope(params) || !can_map(params)) return false;
   const StepTables &tables = params.tables;
   const int64_t tile_tokens = kPrefillRows / (params.num_heads / params.kv.num_kv_heads);
   const int64_t most_tiles = tables.num_tokens / tile_tokens + tables.num_sequences;

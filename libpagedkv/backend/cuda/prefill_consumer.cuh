@@ -35,8 +35,8 @@ class PrefillConsumer {
   __device__ void run() {
     if (warpgroup_ != 0) give_turn();
     wait_barrier(&shared_->query_full[0], 0);
+    if (shared_->tiles[0].num_key_tiles == 0) return;
     Keys keys = find_keys(0);
-    if (keys.num_tiles == 0) return;
     take_scales(0);
     float scores[kScores];
     uint32_t weights[kKeySteps][4];
@@ -45,7 +45,7 @@ class PrefillConsumer {
     for (int i = 0; i < kOutputs; ++i) out[i] = 0.0f;
 
     // The first tile of keys.
-    int32_t key_tiles_left = keys.num_tiles, first_key = keys.last_key;
+    int32_t key_tiles_left = shared_->tiles[0].num_key_tiles, first_key = shared_->tiles[0].last_key;
     RingCursor<Traits::kQuerySlots> query_slot;
     wait_barrier(&shared_->full[ring_.index], ring_.phase);
     wait_turn();
@@ -58,7 +58,7 @@ class PrefillConsumer {
     uint32_t box_mask = shared_->box_masks[ring_.index];
     release_buffer(ring_.index);
     ring_.advance();
-    prepare_scores(scores, keys, first_key, box_mask);
+    prepare_scores(scores, query_slot.index, keys, first_key, box_mask);
     weigh(scores);
     pin_registers(scores);
 
@@ -72,8 +72,8 @@ class PrefillConsumer {
         query_slot.advance();
         wait_barrier(&shared_->query_full[query_slot.index], query_slot.phase);
         next = find_keys(query_slot.index);
-        key_tiles_left = next.num_tiles;
-        first_key = next.last_key;
+        key_tiles_left = shared_->tiles[query_slot.index].num_key_tiles;
+        first_key = shared_->tiles[query_slot.index].last_key;
       } else {
         first_key -= Traits::kTile;
       }
@@ -117,7 +117,7 @@ class PrefillConsumer {
         largest_[0] = largest_[1] = -INFINITY;
         sum_[0] = sum_[1] = 0.0f;
       }
-      prepare_scores(scores, keys, first_key, box_mask);
+      prepare_scores(scores, query_slot.index, keys, first_key, box_mask);
       weigh(scores);
       pin_registers(scores);
     }
@@ -132,14 +132,19 @@ class PrefillConsumer {
   }
 
  private:
-  // What the walk over its keys needs of a tile; the rest of it stays in shared memory.
+  // What every step needs of a tile: keys in [plain_begin, plain_end) are seen by all rows of the warp. The rest of it
+  // stays in shared memory.
   struct Keys {
-    int32_t first_position, seq_len, last_key, num_tiles;
+    int32_t plain_begin, plain_end;
   };
 
   __device__ Keys find_keys(int slot) const {
     const PrefillTile &tile = shared_->tiles[slot];
-    return {tile.first_position, tile.seq_len, tile.last_key, tile.num_key_tiles};
+    const int32_t first_token = __shfl_sync(0xffffffffu, token_[0], 0);  // of the warp's rows
+    const int32_t last_token = __shfl_sync(0xffffffffu, token_[1], 31);
+    const int32_t end = p_.is_causal ? min(tile.first_position + first_token + 1, tile.seq_len) : tile.seq_len;
+    const int64_t begin = p_.window > 0 ? tile.first_position + last_token + 1 - p_.window : int64_t{0};
+    return {static_cast<int32_t>(max(begin, int64_t{0})), end};
   }
 
   // Warpgroups issue their products in turn, so that the one's softmax runs beside the other's products.
@@ -193,7 +198,7 @@ class PrefillConsumer {
   __device__ bool is_scaled_first() const { return p_.softcap > 0.0f || !(score_scale() > 0.0f); }
 
   // Caps and masks.
-  __device__ void prepare_scores(float (&scores)[kScores], const Keys &keys, int32_t first_key,
+  __device__ void prepare_scores(float (&scores)[kScores], int slot, const Keys &keys, int32_t first_key,
                                  uint32_t box_mask) const {
     if (p_.softcap > 0.0f) {
       const float inner = 2.0f * kLog2E * score_scale() / p_.softcap;
@@ -206,27 +211,22 @@ class PrefillConsumer {
 #pragma unroll
       for (int i = 0; i < kScores; ++i) scores[i] *= score_scale_;
     }
-    // Of the warp's rows the first one, and the last one.
-    const int32_t first_token = __shfl_sync(0xffffffffu, token_[0], 0);
-    const int32_t last_token = __shfl_sync(0xffffffffu, token_[1], 31);
-    const int32_t warp_end = p_.is_causal ? keys.first_position + first_token + 1 : keys.seq_len;
     const bool all_boxes = box_mask == (1u << (Traits::kTile >> launch_.box_shift)) - 1;
-    const bool is_inside = first_key + Traits::kTile <= min(warp_end, keys.seq_len) && all_boxes &&
-                           (p_.window <= 0 || first_key > keys.first_position + last_token - p_.window);
-    if (is_inside) return;
+    if (all_boxes && first_key + Traits::kTile <= keys.plain_end && first_key >= keys.plain_begin) return;
+    const int32_t first_position = shared_->tiles[slot].first_position, seq_len = shared_->tiles[slot].seq_len;
     // Columns that a row sees, counted from the lane's first one: those from low to below high.
     int32_t low[2], high[2];
     const int32_t lane_column = lane_ % 4 * 2;
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-      const int32_t position = keys.first_position + token_[row];
-      high[row] = (p_.is_causal ? min(position + 1, keys.seq_len) : keys.seq_len) - first_key - lane_column;
+      const int32_t position = first_position + token_[row];
+      high[row] = (p_.is_causal ? min(position + 1, seq_len) : seq_len) - first_key - lane_column;
       const int64_t lowest = p_.window > 0 ? position + 1 - p_.window - first_key : int64_t{0};
       low[row] = static_cast<int32_t>(min(max(lowest, int64_t{0}), int64_t{Traits::kTile})) - lane_column;
     }
     // In the last box of a sequence keys stand `beyond` columns higher up than elsewhere.
-    const int32_t last_box = (keys.seq_len - 1) & ~(launch_.plan.box_rows - 1);  // its first key
-    const int32_t beyond = last_box + launch_.plan.box_rows - keys.seq_len;
+    const int32_t last_box = (seq_len - 1) & ~(launch_.plan.box_rows - 1);  // its first key
+    const int32_t beyond = last_box + launch_.plan.box_rows - seq_len;
     const int32_t tail = beyond > 0 ? last_box - first_key : Traits::kTile;  // first column of the last box
     if (all_boxes && tail >= Traits::kTile && p_.window <= 0) {
 #pragma unroll
@@ -349,7 +349,7 @@ class PrefillConsumer {
 
   // The warps merge the parts of the warpgroup's rows, kRowsAtOnce of them together.
   __device__ void combine_tile(const PrefillTile &tile) const {
-    constexpr int kRowsAtOnce = 2, kWarpRows = 16;
+    constexpr int kRowsAtOnce = Traits::kHasDecode ? 2 : 4, kWarpRows = 16;
     const int32_t group = launch_.group;
     const PartRows parts = {launch_.partial_out, launch_.partial_lse, tile.part_stride};
     const int32_t first = find_row(0) - lane_ / 4;  // of the warp

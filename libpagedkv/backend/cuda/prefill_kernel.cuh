@@ -74,7 +74,9 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   __syncthreads();
   if (p.lets_next) let_next_launch();
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroupThreads, 0);
-  const int32_t share = find_decode_share(shared.shares, static_cast<int32_t>(blockIdx.x));
+  // Of the decoding, if this thread block has some.
+  const int32_t share =
+      Traits::kHasDecode ? find_decode_share(shared.shares, static_cast<int32_t>(blockIdx.x)) : -1;
   const auto decode_first = [&] {
     using Decode = typename Traits::Decode;
     if (share < 0) return;
@@ -88,11 +90,9 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     if (threadIdx.x % 32 == 0) arrive_barrier(&shared.decode_done);
   };
   const auto await_decoding = [&] {
-    if (Traits::kHasDecode && share >= 0) await_barrier(&shared.decode_done, 0);
+    if (share >= 0) await_barrier(&shared.decode_done, 0);
   };
-  if constexpr (Traits::kHasDecode) {  // the registers that the launch gives are enough for it
-    if (warpgroup >= Traits::kFirstConsumer) decode_first();
-  }
+  // Registers are shared out before anybody waits for the decoding, which needs those of the others.
   if (warpgroup == 0) {
     release_registers<Traits::kLoadingRegisters>();
     await_decoding();
@@ -109,6 +109,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   } else if (warpgroup < Traits::kFirstConsumer) {
     if constexpr (Traits::kIsWidened) {
       release_registers<Traits::kWideningRegisters>();
+      await_decoding();
       const int thread = threadIdx.x % kWarpgroupThreads;
       if (thread < kWideningThreads) {
         KeyWidener<Traits, true>(&shared, buffers, thread).run();
@@ -118,6 +119,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     }
   } else {
     take_registers<Traits::kComputingRegisters>();
+    if constexpr (Traits::kHasDecode) decode_first();
     PrefillConsumer<Traits>(p, launch, &shared, queries, buffers, warpgroup - Traits::kFirstConsumer).run();
   }
   if (over_prefixes) wait_for_launch_before();  // who waits for this launch waits for both

@@ -38,7 +38,7 @@ Status launch_traits(const AttendParams &params, const AttendDevice &device, con
   DecodeMaps decode_maps = {};
   if constexpr (Traits::kHasDecode) {
     using Decode = typename Traits::Decode;
-    launch.plan.has_decode = plan.has_decode && has_decode_room<Decode>(device.num_processors);
+    launch.plan.has_decode = has_decode_room<Decode>(device.num_processors);
     if (launch.plan.has_decode) PKV_TRY(prepare_decode<Decode>(params, &launch.decode, &decode_maps));
   }
   const dim3 grid(static_cast<unsigned int>(std::min<int64_t>(most_works, device.num_processors)));
@@ -46,6 +46,16 @@ Status launch_traits(const AttendParams &params, const AttendDevice &device, con
   PKV_TRY_CUDA(launch_kernel(reinterpret_cast<const void *>(kernel), grid, dim3(Traits::kThreads), arguments,
                              Traits::kSharedBytes, stream, params.is_beside));
   return PKV_OK;
+}
+
+// The instance that decodes sequences of few rows beside the others, or the one that does not.
+template <pkv_dtype kQuery, pkv_dtype kStored, int kDim>
+Status launch_either(const AttendParams &params, const AttendDevice &device, const PrefillPlan &plan,
+                     cudaStream_t stream) {
+  if (plan.has_decode) {
+    return launch_traits<PrefillTraits<kQuery, kStored, kDim, kDim, true>>(params, device, plan, stream);
+  }
+  return launch_traits<PrefillTraits<kQuery, kStored, kDim, kDim>>(params, device, plan, stream);
 }
 
 }  // namespace pkv

@@ -16,11 +16,12 @@ __device__ void produce_tiles(const AttendParams &p, const PrefillLaunch &launch
   const int32_t group = launch.group;
   // Thread blocks that do not decode have one work to start with; all others are given out by the counter. It is asked
   // once for every work, by who has it, and once by those that decode.
-  const uint32_t num_decode = static_cast<uint32_t>(shares.num_decode_blocks), num_given = gridDim.x - num_decode;
+  const uint32_t num_decode = Traits::kHasDecode ? static_cast<uint32_t>(shares.num_decode_blocks) : 0;
+  const uint32_t num_given = gridDim.x - num_decode;
   const uint32_t last_count = num_works + num_decode - 1;
   const int32_t block = static_cast<int32_t>(blockIdx.x);
-  uint32_t work = static_cast<uint32_t>(block - count_decoding(shares, block));
-  if (find_decode_share(shares, block) >= 0) {
+  uint32_t work = static_cast<uint32_t>(block - (Traits::kHasDecode ? count_decoding(shares, block) : 0));
+  if (Traits::kHasDecode && find_decode_share(shares, block) >= 0) {
     if (lane == 0) work = atomicInc(launch.next_work, last_count);
     work = __shfl_sync(0xffffffffu, work, 0) + num_given;
   }

@@ -60,22 +60,24 @@ struct PrefillTile {
 
 constexpr int kPrefillSharedBytes = 227 * 1024 - 1024;  // dynamic; the rest is for what the kernel declares
 
-// Decoding beside prefill. A function call anywhere in a kernel takes uniform registers from its products, so there is none.
+// Decoding beside prefill, of what the prefill kernel takes. A function call anywhere in a kernel takes uniform registers
+// from its products, so there is none.
 template <pkv_dtype kQuery, pkv_dtype kStored, int kHeadDim>
 struct MixedDecodeTraits
     : DecodeTraits<kQuery, kStored, kHeadDim, 1, 4 * kPrefillWarpgroups, 1, decode_planes(kHeadDim)> {
-  static constexpr bool kCalls = false;
+  static constexpr bool kCalls = false, kTakesAll = false, kIsPadded = false;
 };
 
 // kStored: of K and V; one of 8 bits is widened to the queries' dtype on its way.
-template <pkv_dtype kQuery, pkv_dtype kStored, int kKeyHeadDim, int kValueHeadDim>
+// kIsMixed: sequences of few rows are decoded by the warpgroups that compute, before anything else.
+template <pkv_dtype kQuery, pkv_dtype kStored, int kKeyHeadDim, int kValueHeadDim, bool kIsMixed = false>
 struct PrefillTraits {
   using T = typename DtypeOf<kQuery>::Type;
   static constexpr pkv_dtype kStoredDtype = kStored;
   static constexpr bool kIsWidened = kStored != kQuery;
   static constexpr int kKeyDim = kKeyHeadDim, kValueDim = kValueHeadDim;
   static_assert(kValueDim <= kKeyDim, "buffers are as large as K");
-  static constexpr bool kTakesPrefixes = kKeyDim <= 128;  // as the decode kernel does, which they are for
+  static constexpr bool kTakesPrefixes = kKeyDim <= 128 && !kIsMixed;  // as the decode kernel does, which they are for
   static constexpr int kTile = prefill_tile_keys(kKeyDim, kIsWidened);
   static constexpr int kQuerySlots = 2;
   static constexpr int kPartDims = 64;  // of a row: what fills the 128 bytes that are swizzled
@@ -93,15 +95,15 @@ struct PrefillTraits {
   static constexpr int kThreads = kWarpgroupThreads * (kFirstConsumer + kPrefillWarpgroups);
   static constexpr int kLoadingRegisters = kIsWidened ? 32 : 40, kWideningRegisters = 64;
   static constexpr int kComputingRegisters = kIsWidened ? 208 : 232;
-  // Sequences of few rows are decoded by the warpgroups that compute, before anything else.
-  static constexpr bool kHasDecode = has_prefill_decode(kKeyDim, kValueDim, kIsWidened);
+  static constexpr bool kHasDecode = kIsMixed;
+  static_assert(!kHasDecode || has_prefill_decode(kKeyDim, kValueDim));
   using Decode = MixedDecodeTraits<kQuery, kStored, kHasDecode ? kKeyDim : 128>;
   static_assert(Decode::kRows == kMixedRows);
   static constexpr int kDecodeBytes = Decode::kSharedBytes - 1024;
   static_assert(!kHasDecode || kDecodeBytes + sizeof(DecodeShared<Decode>) <= kSharedBytes - 1024, "in place of the ring");
   // Units of decoding that a thread block does while it computes a tile of keys, and the share of the thread blocks
   // with which decoding is nearly as fast as with all (measured: docs/kernels.md).
-  static constexpr float kDecodeUnits = 20.0f, kMostDecode = 0.5f;
+  static constexpr float kDecodeUnits = kIsWidened ? 12.0f : 20.0f, kMostDecode = kIsWidened ? 1.0f : 0.5f;
 };
 
 // Stages of K or V of 8 bits, between the warp that loads and the two that widen: the halves of a tile of keys.

@@ -7,10 +7,8 @@ namespace {
 template <pkv_dtype kQuery, pkv_dtype kStored>
 Status launch_head_dim(const AttendParams &params, const AttendDevice &device, const PrefillPlan &plan,
                        cudaStream_t stream) {
-  if (params.kv.head_dim == 64) {
-    return launch_traits<PrefillTraits<kQuery, kStored, 64, 64>>(params, device, plan, stream);
-  }
-  return launch_traits<PrefillTraits<kQuery, kStored, 128, 128>>(params, device, plan, stream);
+  if (params.kv.head_dim == 64) return launch_either<kQuery, kStored, 64>(params, device, plan, stream);
+  return launch_either<kQuery, kStored, 128>(params, device, plan, stream);
 }
 
 template <pkv_dtype kQuery>

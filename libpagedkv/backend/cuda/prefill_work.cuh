@@ -12,10 +12,20 @@
 
 namespace pkv {
 
-constexpr int kPrefillPartTiles = 8;  // tiles of keys in a part, at least
-// A tile of rows is cut if it has more than a multiprocessor's share of the step over kFewTiles; then into parts of a
-// share over kEnoughParts.
-constexpr int kFewTiles = 3, kEnoughParts = 4;
+constexpr int kPrefillPartTiles = 3;  // tiles of keys in a part, at least
+// When a tile of rows is cut, and into what: shares of what a thread block gets of the step. To write a part and to merge it
+// costs as much as some six tiles of keys, so it has to even out more than that.
+struct PartRule {
+  float most, part;
+};
+// share: tiles of keys of a thread block; waves: tiles of rows of one. Where those are about a whole number, less than one, or
+// have little to do, only long ones are cut, into a little more than a share: of one length, they become as many parts
+// as there are thread blocks.
+__device__ inline PartRule choose_parts(float share, float waves) {
+  if (waves < 1.0f || ceilf(waves) <= 1.15f * waves || share < 64.0f) return {1.25f, 1.05f};
+  if (share < 256.0f) return {0.5f, 0.33f};
+  return {0.33f, 0.25f};
+}
 
 // Tiles of keys that a tile of rows walks, from the last one on backwards.
 struct KeyTiles {
@@ -104,12 +114,13 @@ __device__ void find_shares(const AttendParams &p, const PrefillLaunch &launch, 
   PrefillShares shares = {};
   shares.strip = (num_sequences + 31) / 32;
   const int32_t first = lane * shares.strip, end = min(first + shares.strip, num_sequences);
-  float key_tiles = 0.0f, decode_units = 0.0f;
+  float key_tiles = 0.0f, row_tiles = 0.0f, decode_units = 0.0f;
   for (int32_t s = first; s < end; ++s) {
     const PrefillSequence<Traits> now(p, launch, s);
     const int32_t seen = p.is_causal ? now.seq_len - now.query_len / 2 : now.seq_len;
     const float mean = fminf(p.window > 0 ? static_cast<float>(p.window + launch.plan.tile_tokens) : 1e9f,
                              static_cast<float>(seen));
+    row_tiles += static_cast<float>(now.num_tiles);
     key_tiles += static_cast<float>(now.num_tiles) * (mean * (1.0f / Traits::kTile) + 1.0f);
     if constexpr (Traits::kHasDecode) {
       if (launch.plan.has_decode) {
@@ -120,7 +131,9 @@ __device__ void find_shares(const AttendParams &p, const PrefillLaunch &launch, 
   key_tiles = sum_warp(key_tiles) * static_cast<float>(p.kv.num_kv_heads);
   decode_units = sum_warp(decode_units) * static_cast<float>(p.kv.num_kv_heads);
   const float num_blocks = static_cast<float>(gridDim.x), block_tiles = __fdividef(key_tiles, num_blocks);
-  float most = block_tiles / kFewTiles, part = block_tiles / kEnoughParts + 1.0f;
+  const float waves = __fdividef(sum_warp(row_tiles) * static_cast<float>(p.kv.num_kv_heads), num_blocks);
+  const PartRule rule = choose_parts(block_tiles, waves);
+  float most = block_tiles * rule.most, part = block_tiles * rule.part + 1.0f;
   int32_t works, rows, all_rows;
   for (;;) {  // until the parts have room
     shares.most_tiles = static_cast<int32_t>(fminf(fmaxf(most, kPrefillPartTiles), 1e9f));
@@ -142,6 +155,9 @@ __device__ void find_shares(const AttendParams &p, const PrefillLaunch &launch, 
     const float most_blocks = decode == 0.0f ? 0.0f : key_tiles == 0.0f ? 1.0f : Traits::kMostDecode;
     const float share = fminf(__fdividef(decode, fmaxf(decode + key_tiles, 1.0f)), most_blocks);
     shares.num_decode_blocks = static_cast<int32_t>(ceilf(share * num_blocks));
+    // As with choose_even_blocks: segments begin and end with ranges of warps.
+    const int32_t even = shares.num_decode_blocks & ~15;
+    if ((shares.num_decode_blocks - even) * 24 <= shares.num_decode_blocks) shares.num_decode_blocks = even;
     // Neighbours read through the same port; shares start in their order, as one waits for those before it.
     shares.decode_step = 2 * shares.num_decode_blocks <= static_cast<int32_t>(gridDim.x) ? 2 : 1;
   }

@@ -25,7 +25,7 @@ class CudaTableUploader final : public TableUploader {
   static constexpr int kNumSlots = 4;
 
   CudaTableUploader(CUcontext context, uint64_t slot_bytes);
-  Status submit_argument(const UploadTablesParams &params, int64_t num_blocks, cudaStream_t stream);
+  Status submit_argument(const UploadTablesParams &params, dim3 grid, dim3 block, cudaStream_t stream);
 
   const CUcontext context_;
   const uint64_t slot_bytes_;

@@ -39,19 +39,27 @@ __device__ inline void wait_copies() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending) : "memory");
 }
 
-// Four 8x8 matrices of 16-bit numbers; lane i gives the address of row i % 8 of matrix i / 8.
-__device__ inline void load_matrices(uint32_t (&registers)[4], const void *row) {
+// Four 8x8 matrices of 16-bit numbers; lane i gives the (shared) address of row i % 8 of matrix i / 8.
+__device__ inline void load_matrices(uint32_t (&registers)[4], uint32_t row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
                : "=r"(registers[0]), "=r"(registers[1]), "=r"(registers[2]), "=r"(registers[3])
-               : "r"(shared_address(row))
+               : "r"(row)
                : "memory");
 }
 
-__device__ inline void load_matrices_transposed(uint32_t (&registers)[4], const void *row) {
+__device__ inline void load_matrices_transposed(uint32_t (&registers)[4], uint32_t row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
                : "=r"(registers[0]), "=r"(registers[1]), "=r"(registers[2]), "=r"(registers[3])
-               : "r"(shared_address(row))
+               : "r"(row)
                : "memory");
+}
+
+__device__ inline void load_matrices(uint32_t (&registers)[4], const void *row) {
+  load_matrices(registers, shared_address(row));
+}
+
+__device__ inline void load_matrices_transposed(uint32_t (&registers)[4], const void *row) {
+  load_matrices_transposed(registers, shared_address(row));
 }
 
 // c [16, 8] += a [16, 16] b [16, 8]
