@@ -170,6 +170,11 @@ class DecodeWalk {
     __syncwarp();
   }
 
+  // Of the plane whose turn it is, for the key of this lane's scores [m][..][half].
+  __device__ float row_scale(int m, int half) const {
+    return warp_.row_scales[ring_.plane][m * 16 + half * 8 + threadIdx.x % 32 / 4];
+  }
+
   // Scales of the rows of K join the scores.
   __device__ void scale_keys(float (&scores)[Traits::kKeyTiles][Traits::kRowTiles][4]) const {
     loader_.await_row_scales();
@@ -177,7 +182,7 @@ class DecodeWalk {
     for (int m = 0; m < Traits::kKeyTiles; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float scale = warp_.row_scales[ring_.plane][m * 16 + half * 8 + threadIdx.x % 32 / 4];
+        const float scale = row_scale(m, half);
 #pragma unroll
         for (int n = 0; n < Traits::kRowTiles; ++n) {
           scores[m][n][half * 2] *= scale;
@@ -221,7 +226,7 @@ class DecodeWalk {
       for (int m = 0; m < Traits::kKeyTiles; ++m) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const float scale = warp_.row_scales[ring_.plane][m * 16 + half * 8 + threadIdx.x % 32 / 4];
+          const float scale = row_scale(m, half);
           const int exponent = static_cast<int>(__float_as_uint(scale) >> 23 & 255) - 127;
           value_scales[m][half] = scale;
           lifts[m][half] = static_cast<float>(max(exponent, kLeastExponent) - kScaledTop);
