@@ -72,20 +72,26 @@ struct DecodeCursor {
   }
 };
 
-// Equal ranges of units, in order: the first `rest` of them have one more.
+// Equal ranges of units, in order. Those that are longer by one are spread evenly: where segments of one length are a
+// multiple or a fraction of the ranges, they begin and end with them.
 struct DecodeShares {
-  int32_t size, rest;
+  int32_t size, rest, num_ranges;
 
-  __device__ DecodeShares(int32_t num_units, int32_t num_ranges)
-      : size(static_cast<int32_t>(static_cast<uint32_t>(num_units) / static_cast<uint32_t>(num_ranges))),
-        rest(num_units - size * num_ranges) {}
+  __device__ DecodeShares(int32_t num_units, int32_t ranges)
+      : size(static_cast<int32_t>(static_cast<uint32_t>(num_units) / static_cast<uint32_t>(ranges))),
+        rest(num_units - size * ranges), num_ranges(ranges) {}
 
-  __device__ int32_t begin(int32_t range) const { return range * size + min(range, rest); }
+  // floor(range * units / ranges)
+  __device__ int32_t begin(int32_t range) const {
+    return range * size +
+           static_cast<int32_t>(static_cast<uint32_t>(range * rest) / static_cast<uint32_t>(num_ranges));
+  }
   __device__ int32_t owner(int32_t unit) const {
-    const uint32_t longer = static_cast<uint32_t>(rest) * static_cast<uint32_t>(size + 1);
-    const uint32_t index = static_cast<uint32_t>(unit);
-    return static_cast<int32_t>(index < longer ? index / static_cast<uint32_t>(size + 1)
-                                               : rest + (index - longer) / static_cast<uint32_t>(size));
+    const float mean = static_cast<float>(size) + __fdividef(static_cast<float>(rest), static_cast<float>(num_ranges));
+    int32_t range = static_cast<int32_t>(__fdividef(static_cast<float>(unit), mean));  // or a neighbour
+    while (begin(range) > unit) --range;
+    while (begin(range + 1) <= unit) ++range;
+    return range;
   }
 };
 
