@@ -49,7 +49,7 @@ __device__ inline float finish_decode_row(const AttendParams &p, int32_t first_t
                                           bool writes, int64_t *out_offset) {
   *out_offset = 0;
   if (!is_row) return 0.0f;
-  const uint32_t group = static_cast<uint32_t>(count_group(p)), in_query = row / group;
+  const uint32_t group = static_cast<uint32_t>(count_group(p)), in_query = divide_small(row, group);
   const int64_t token = first_token + in_query;
   const int32_t head = kv_head * group + (row - in_query * group);
   const float lse = sum == 0.0f ? -INFINITY : largest + log2f(sum);

@@ -7,7 +7,8 @@ namespace pkv {
 
 // Heads that share a KV head.
 __device__ inline int32_t count_group(const AttendParams &p) {
-  return static_cast<int32_t>(static_cast<uint32_t>(p.num_heads) / static_cast<uint32_t>(p.kv.num_kv_heads));
+  return static_cast<int32_t>(divide_small(static_cast<uint32_t>(p.num_heads),
+                                           static_cast<uint32_t>(p.kv.num_kv_heads)));
 }
 
 // A mask over the new tokens in place of causal order.

@@ -196,11 +196,11 @@ __device__ inline void load_query(const AttendParams &p, int32_t first_token, in
                                   DecodeQuery<Traits> *query, float (&scales)[Traits::kRowTiles][2]) {
   using T = typename Traits::T;
   const int lane = threadIdx.x % 32;
-  const uint32_t group = static_cast<uint32_t>(p.num_heads) / static_cast<uint32_t>(p.kv.num_kv_heads);
+  const uint32_t group = divide_small(static_cast<uint32_t>(p.num_heads), static_cast<uint32_t>(p.kv.num_kv_heads));
   constexpr int kSteps = Traits::kDim / 16;
 #pragma unroll
   for (int n = 0; n < Traits::kRowTiles; ++n) {
-    const uint32_t row = static_cast<uint32_t>(lane / 4 + 8 * n), token = row / group;
+    const uint32_t row = static_cast<uint32_t>(lane / 4 + 8 * n), token = divide_small(row, group);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) query->words[n][step][0] = query->words[n][step][1] = 0;
     if (static_cast<int32_t>(row) < num_rows) {

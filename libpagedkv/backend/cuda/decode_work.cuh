@@ -6,6 +6,7 @@
 #pragma once
 
 #include "backend/cuda/attend_tiles.cuh"
+#include "backend/cuda/division.cuh"
 
 namespace pkv {
 
@@ -55,7 +56,7 @@ struct DecodeCursor {
 
   // At the first tile from a unit of the sequence on, counted from its first one. Returns the units before that tile.
   __device__ int32_t enter(int32_t unit) {
-    kv_head = static_cast<int32_t>(static_cast<uint32_t>(unit) / static_cast<uint32_t>(now.num_units()));
+    kv_head = static_cast<int32_t>(divide_small(static_cast<uint32_t>(unit), static_cast<uint32_t>(now.num_units())));
     const int32_t in_segment = unit - kv_head * now.num_units();
     tile = max(in_segment - kSegmentUnits, 0);
     return tile + kSegmentUnits - in_segment;
@@ -83,8 +84,8 @@ struct DecodeShares {
 
   // floor(range * units / ranges)
   __device__ int32_t begin(int32_t range) const {
-    return range * size +
-           static_cast<int32_t>(static_cast<uint32_t>(range * rest) / static_cast<uint32_t>(num_ranges));
+    return range * size + static_cast<int32_t>(divide_small(static_cast<uint32_t>(range * rest),
+                                                            static_cast<uint32_t>(num_ranges)));
   }
   __device__ int32_t owner(int32_t unit) const {
     const float mean = static_cast<float>(size) + __fdividef(static_cast<float>(rest), static_cast<float>(num_ranges));
@@ -120,10 +121,8 @@ class DecodeLanes {
   // The cursor of the first tile from a unit on that exists, which becomes the unit of that tile.
   __device__ DecodeCursor<kTileKeys, kRows> find(const AttendParams &p, int32_t *unit) const {
     constexpr uint32_t kAll = 0xffffffffu;
-    const int32_t of_head = static_cast<int32_t>(static_cast<uint32_t>(*unit) /
-                                                 static_cast<uint32_t>(p.kv.num_kv_heads));
     DecodeCursor<kTileKeys, kRows> cursor;
-    cursor.sequence = __ffs(static_cast<int>(__ballot_sync(kAll, end_unit_ > of_head))) - 1;
+    cursor.sequence = __ffs(static_cast<int>(__ballot_sync(kAll, end_unit_ * p.kv.num_kv_heads > *unit))) - 1;
     cursor.now.first_token = __shfl_sync(kAll, own_.first_token, cursor.sequence);
     cursor.now.query_len = __shfl_sync(kAll, own_.query_len, cursor.sequence);
     cursor.now.begin = __shfl_sync(kAll, own_.begin, cursor.sequence);
@@ -171,23 +170,23 @@ struct DecodeStrips {
   __device__ DecodeCursor<kTileKeys, kRows> find(const AttendParams &p, int32_t strip, int32_t *unit) const {
     constexpr uint32_t kAll = 0xffffffffu;
     const int lane = threadIdx.x % 32;
-    const int32_t of_head = static_cast<int32_t>(static_cast<uint32_t>(*unit) /
-                                                 static_cast<uint32_t>(p.kv.num_kv_heads));
+    const int32_t num_heads = p.kv.num_kv_heads;
     // The last strip that starts at or before the unit.
-    const bool is_warp = lane < kThreads / 32 && first_unit[min(lane, kThreads / 32 - 1) * 32] <= of_head;
+    const bool is_warp = lane < kThreads / 32 && first_unit[min(lane, kThreads / 32 - 1) * 32] * num_heads <= *unit;
     const int group = 31 - __clz(static_cast<int>(__ballot_sync(kAll, is_warp)));
-    const int in_group = 31 - __clz(static_cast<int>(__ballot_sync(kAll, first_unit[group * 32 + lane] <= of_head)));
+    const bool is_strip = first_unit[group * 32 + lane] * num_heads <= *unit;
+    const int in_group = 31 - __clz(static_cast<int>(__ballot_sync(kAll, is_strip)));
     const int32_t index = group * 32 + in_group;
     int32_t before = first_unit[index];
     DecodeCursor<kTileKeys, kRows> cursor;
     cursor.sequence = index * strip;
     for (;;) {  // from strip to sequence
       cursor.now = read_sequence<kTileKeys, kRows>(p, cursor.sequence);
-      if (before + cursor.now.num_units() > of_head) break;
+      if ((before + cursor.now.num_units()) * num_heads > *unit) break;
       before += cursor.now.num_units();
       ++cursor.sequence;
     }
-    *unit += cursor.enter(*unit - before * p.kv.num_kv_heads);
+    *unit += cursor.enter(*unit - before * num_heads);
     return cursor;
   }
 };
