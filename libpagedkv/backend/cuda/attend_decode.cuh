@@ -44,20 +44,21 @@ __device__ inline float cap_score(float score, float cap) {
 
 // Returns the factor that the output of a row wants, and where it goes; writes its lse. Rows that are not there
 // (is_row) have neither.
-__device__ inline float finish_decode_row(const AttendParams &p, int32_t first_token, uint32_t row, bool is_row,
-                                          int32_t kv_head, float value_scale, float largest, float sum,
+__device__ inline float finish_decode_row(const AttendParams &p, int32_t group, int32_t first_token, int32_t row,
+                                          bool is_row, int32_t kv_head, float value_scale, float largest, float sum,
                                           bool writes, int64_t *out_offset) {
   *out_offset = 0;
   if (!is_row) return 0.0f;
-  const uint32_t group = static_cast<uint32_t>(count_group(p)), in_query = divide_small(row, group);
+  const int32_t in_query = static_cast<int32_t>(divide_small(static_cast<uint32_t>(row), static_cast<uint32_t>(group)));
   const int64_t token = first_token + in_query;
   const int32_t head = kv_head * group + (row - in_query * group);
+  *out_offset = token * p.out_token_stride + head * p.out_head_stride;
+  float factor = sum == 0.0f ? 0.0f : __fdividef(value_scale, sum);
+  if (p.lse == nullptr && p.sinks == nullptr) return factor;
   const float lse = sum == 0.0f ? -INFINITY : largest + log2f(sum);
   const float full = add_sink(p, head, lse);
-  float factor = sum == 0.0f ? 0.0f : value_scale / sum;
   if (full != lse) factor *= exp2f(lse - full);
   if (writes && p.lse != nullptr) p.lse[token * p.lse_token_stride + head * p.lse_head_stride] = full * kLn2;
-  *out_offset = token * p.out_token_stride + head * p.out_head_stride;
   return factor;
 }
 
@@ -90,7 +91,7 @@ class DecodeWalk {
   // planes: the ring; part: where that of the first segment goes.
   __device__ DecodeWalk(const AttendParams &p, const DecodeLaunch &launch, const DecodeMaps &maps, Warp *warp,
                         char *planes, float *part)
-      : p_(p), warp_(*warp), planes_(planes), part_(part),
+      : p_(p), group_(launch.group), warp_(*warp), planes_(planes), part_(part),
         first_keys_(shared_address(planes) + lane_offset<Traits>(true)),
         first_values_(shared_address(planes) + lane_offset<Traits>(false)),
         num_units_(warp->end - warp->begin), loader_(p, launch, maps, warp, planes) {}
@@ -129,8 +130,8 @@ class DecodeWalk {
  private:
   __device__ void start_segment() {
     const Cursor cursor = warp_.now;
-    const int32_t group = count_group(p_);
-    load_query<Traits>(p_, cursor.now.first_token, cursor.now.query_len * group, cursor.kv_head, &query_, scales_);
+    load_query<Traits>(p_, group_, cursor.now.first_token, cursor.now.query_len * group_, cursor.kv_head, &query_,
+                       scales_);
     key_ = cursor.first_key();
     num_tiles_ = min(cursor.now.num_tiles - cursor.tile, num_units_);
     const int32_t first_position = cursor.now.end - cursor.now.query_len;
@@ -293,7 +294,7 @@ class DecodeWalk {
   __device__ void finish_segment(DecodeSlot *slots) {
     const int lane = threadIdx.x % 32;
     const Cursor &cursor = warp_.now;
-    const int32_t num_rows = cursor.now.query_len * count_group(p_);
+    const int32_t num_rows = cursor.now.query_len * group_;
     const int32_t num_done = (key_ - cursor.first_key()) / Traits::kTileKeys;
     const int32_t entered = warp_.end - num_units_ - num_done;
     const bool is_whole = num_done == cursor.now.num_tiles;
@@ -315,7 +316,7 @@ class DecodeWalk {
         for (int distance = 4; distance < 32; distance *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
         const int32_t row = n * 8 + (lane % 4) * 2 + i;
         if (is_whole) {
-          factors[i] = finish_decode_row(p_, cursor.now.first_token, row, row < num_rows, cursor.kv_head,
+          factors[i] = finish_decode_row(p_, group_, cursor.now.first_token, row, row < num_rows, cursor.kv_head,
                                          value_scale_, largest_[n][i], sum, lane / 4 == 0, &offsets[i]);
         } else {
           float *const row_part = part + row * (Traits::kRowParts * Traits::kPartStride);
@@ -375,6 +376,7 @@ class DecodeWalk {
   }
 
   const AttendParams &p_;
+  const int32_t group_;
   Warp &warp_;
   char *const planes_;
   float *const part_;

@@ -54,6 +54,7 @@ bool has_decode_room(int64_t num_blocks) {
 template <class Traits>
 Status prepare_decode(const AttendParams &params, DecodeLaunch *launch, DecodeMaps *maps) {
   *launch = {};
+  launch->group = params.num_heads / params.kv.num_kv_heads;
   while ((1 << launch->block_shift) < params.kv.block_size) ++launch->block_shift;
   launch->box_rows = std::min(params.kv.block_size, Traits::kTileKeys);
   const bool is_whole = launch->box_rows == Traits::kTileKeys && params.kv.head_dim == Traits::kDim;

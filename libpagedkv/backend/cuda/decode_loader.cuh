@@ -11,6 +11,7 @@ namespace pkv {
 
 // What a launch adds to the parameters.
 struct DecodeLaunch {
+  int32_t group;        // heads that share a KV head
   int32_t block_shift;  // block_size = 1 << block_shift
   int32_t box_rows;     // tokens that one copy brings: of a block, kTileKeys at most
   int32_t box_pieces;   // and pieces of their rows: one, or all

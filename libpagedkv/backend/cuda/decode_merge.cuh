@@ -27,26 +27,36 @@ struct DecodePartial {
 // A warp merges the parts of a row that the thread block has.
 template <class Traits>
 __device__ inline DecodePartial merge_slots(uint32_t members, int32_t row, const char *planes) {
-  constexpr int kSlots = 2 * Traits::kWarps;
+  constexpr int kAtOnce = 4;
   const int lane = threadIdx.x % 32;
   const bool has_dims = lane * 4 < Traits::kPartDims;
   const auto row_of = [&](int index) { return find_part<Traits>(planes, index) + row * Traits::kPartStride; };
   float2 state = {kLowest, 0.0f};  // maximum and sum: a slot a lane
   if ((members >> lane & 1) != 0) state = *reinterpret_cast<const float2 *>(row_of(lane) + Traits::kPartDims);
-  float4 values[kSlots];
+  int slots[kAtOnce];
+  float4 values[kAtOnce];
+  const auto load_next = [&] {
 #pragma unroll
-  for (int i = 0; i < kSlots; ++i) {
-    values[i] = {0.0f, 0.0f, 0.0f, 0.0f};
-    if (has_dims && (members >> i & 1) != 0) values[i] = *reinterpret_cast<const float4 *>(row_of(i) + lane * 4);
-  }
+    for (int i = 0; i < kAtOnce; ++i) {
+      slots[i] = __ffs(static_cast<int>(members)) - 1;
+      values[i] = {0.0f, 0.0f, 0.0f, 0.0f};
+      if (members != 0 && has_dims) values[i] = *reinterpret_cast<const float4 *>(row_of(slots[i]) + lane * 4);
+      members &= members - 1;
+    }
+  };
+  load_next();
   DecodePartial result;
   result.largest = max_warp(state.x);
   const float weight = raise_two(state.x - result.largest);
   result.sum = add_warp(weight * state.y);
   result.total = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll 1
+  for (;;) {
 #pragma unroll
-  for (int i = 0; i < kSlots; ++i) add_share(&result.total, __shfl_sync(0xffffffffu, weight, i), values[i]);
-  return result;
+    for (int i = 0; i < kAtOnce; ++i) add_share(&result.total, __shfl_sync(0xffffffffu, weight, slots[i]), values[i]);
+    if (members == 0) return result;
+    load_next();
+  }
 }
 
 // Adds `next` to `total`, each lane for itself.
@@ -60,12 +70,12 @@ __device__ inline void merge_partial(DecodePartial *total, const DecodePartial &
 }
 
 template <class Traits>
-__device__ inline void write_partial(const AttendParams &p, const DecodeSlot &slot, int32_t row,
+__device__ inline void write_partial(const AttendParams &p, int32_t group, const DecodeSlot &slot, int32_t row,
                                      const DecodePartial &partial) {
   const int lane = threadIdx.x % 32;
   const int32_t piece = row % Traits::kRowParts, dim = piece * Traits::kPartDims + lane * 4;
   int64_t offset;
-  const float factor = finish_decode_row(p, slot.first_token, row / Traits::kRowParts, true, slot.kv_head,
+  const float factor = finish_decode_row(p, group, slot.first_token, row / Traits::kRowParts, true, slot.kv_head,
                                          slot.value_scale, partial.largest, partial.sum, lane == 0 && piece == 0,
                                          &offset);
   const bool has_dims = lane * 4 < Traits::kPartDims && (!Traits::kIsPadded || dim < p.kv.head_dim);
@@ -239,35 +249,40 @@ __device__ __forceinline__ void decode_share(const AttendParams &p, const Decode
   sync();
   if (!has_units) return;
 
-  // Parts of one segment stand in neighbouring slots that are in use.
+  // Parts of one segment stand in neighbouring slots that are in use; a lane has a slot. Rows of segments go to the warps
+  // in turn: those of what leaves the thread block come first, of what it waits for last.
   const int32_t own_unit = lane < 2 * Traits::kWarps ? slots[lane].first_unit : -1;
   const uint32_t used = __ballot_sync(0xffffffffu, own_unit >= 0);
   const uint32_t below = used & ((1u << lane) - 1);
   const int32_t before = __shfl_sync(0xffffffffu, own_unit, below == 0 ? lane : 31 - __clz(static_cast<int>(below)));
-  const uint32_t firsts = __ballot_sync(0xffffffffu, own_unit >= 0 && (below == 0 || before != own_unit));
+  const bool is_first = own_unit >= 0 && (below == 0 || before != own_unit);
+  const uint32_t firsts = __ballot_sync(0xffffffffu, is_first);
+  const int32_t own_rows = is_first ? slots[lane].num_rows * Traits::kRowParts : 0;
+  int32_t end_row = own_rows;  // of the segment that begins here, those from the last one on counted
+#pragma unroll
+  for (int distance = 1; distance < 2 * Traits::kWarps; distance *= 2) {
+    const int32_t above = __shfl_down_sync(0xffffffffu, end_row, distance);
+    if (lane + distance < 32) end_row += above;
+  }
+  const int32_t num_rows = __shfl_sync(0xffffffffu, end_row, 0);
   float *const parts = launch.parts + static_cast<int64_t>(block) * (2 * Traits::kPartFloats);
-  int task = 0;
-  uint32_t above = 0xffffffffu;  // slots of this group and of those before it
 #pragma unroll 1
-  for (uint32_t rest = firsts; rest != 0;) {  // what leaves the thread block comes first, what it waits for last
-    const int first = 31 - __clz(static_cast<int>(rest));
-    rest &= ~(1u << first);
-    const uint32_t members = used & above & ~((1u << first) - 1);
-    above = (1u << first) - 1;
-    const DecodeSlot &slot = slots[first];
+  for (int32_t index = warp; index < num_rows; index += Traits::kWarps) {
+    const int first = 31 - __clz(static_cast<int>(__ballot_sync(0xffffffffu, is_first && end_row > index)));
+    const int32_t row = index - __shfl_sync(0xffffffffu, end_row - own_rows, first);
+    const uint32_t from = ~0u << first, later = firsts & (from << 1);  // slots from it on; where later segments begin
+    const DecodeSlot slot = slots[first];
     const bool comes = slot.first_unit + kSegmentUnits < begin, leaves = slot.first_unit + slot.num_units > end;
-    const int32_t first_block = comes ? shares.owner(slot.first_unit + kSegmentUnits) / Traits::kWarps : 0;
-#pragma unroll 1
-    for (int32_t row = 0; row < slot.num_rows * Traits::kRowParts; ++row) {
-      if (task++ % Traits::kWarps != warp) continue;
-      DecodePartial partial = merge_slots<Traits>(members, row, planes);
-      if (leaves) {
-        leave_partial<Traits>(parts + (comes ? 0 : Traits::kPartFloats) + row * Traits::kPartStride, partial);
-        continue;
-      }
-      if (comes) partial = take_partials<Traits>(launch.parts, first_block, block, row, partial);
-      write_partial<Traits>(p, slot, row, partial);
+    DecodePartial partial = merge_slots<Traits>(used & from & ((later & -later) - 1), row, planes);
+    if (leaves) {
+      leave_partial<Traits>(parts + (comes ? 0 : Traits::kPartFloats) + row * Traits::kPartStride, partial);
+      continue;
     }
+    if (comes) {
+      const int32_t first_block = shares.owner(slot.first_unit + kSegmentUnits) / Traits::kWarps;
+      partial = take_partials<Traits>(launch.parts, first_block, block, row, partial);
+    }
+    write_partial<Traits>(p, launch.group, slot, row, partial);
   }
 }
 

@@ -192,15 +192,15 @@ __device__ inline void multiply_values(uint32_t plane,
 // The queries of a segment. With kScalesQuery a row is multiplied by a power of two that brings its largest number near
 // the largest of float16, and `scales` becomes its inverse for the rows of this lane's scores.
 template <class Traits>
-__device__ inline void load_query(const AttendParams &p, int32_t first_token, int32_t num_rows, int32_t kv_head,
-                                  DecodeQuery<Traits> *query, float (&scales)[Traits::kRowTiles][2]) {
+__device__ inline void load_query(const AttendParams &p, int32_t group, int32_t first_token, int32_t num_rows,
+                                  int32_t kv_head, DecodeQuery<Traits> *query, float (&scales)[Traits::kRowTiles][2]) {
   using T = typename Traits::T;
   const int lane = threadIdx.x % 32;
-  const uint32_t group = divide_small(static_cast<uint32_t>(p.num_heads), static_cast<uint32_t>(p.kv.num_kv_heads));
   constexpr int kSteps = Traits::kDim / 16;
 #pragma unroll
   for (int n = 0; n < Traits::kRowTiles; ++n) {
-    const uint32_t row = static_cast<uint32_t>(lane / 4 + 8 * n), token = divide_small(row, group);
+    const uint32_t row = static_cast<uint32_t>(lane / 4 + 8 * n);
+    const uint32_t token = divide_small(row, static_cast<uint32_t>(group));
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) query->words[n][step][0] = query->words[n][step][1] = 0;
     if (static_cast<int32_t>(row) < num_rows) {
