@@ -134,7 +134,7 @@ __device__ inline void leave_partial(float *part, const DecodePartial &partial) 
 template <class Traits>
 __device__ DecodePartial take_partials(float *parts, int32_t first, int32_t end, int32_t row,
                                        const DecodePartial &own) {
-  constexpr int kAtOnce = kPartsAtOnce + 2;
+  constexpr int kAtOnce = kPartsAtOnce;
   const int lane = threadIdx.x % 32;
   const bool has_dims = lane * 4 < Traits::kPartDims;
   DecodePartial result = {kLowest, 0.0f, {0.0f, 0.0f, 0.0f, 0.0f}};
@@ -150,23 +150,23 @@ __device__ DecodePartial take_partials(float *parts, int32_t first, int32_t end,
     float4 state = zeros, values[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) values[i] = zeros;
-    uint32_t least;
-    do {  // what has not come is asked for again
-      if (has_state && find_least(state) == 0) {
-        state = load_come(reinterpret_cast<const float4 *>(part_of(lane) + Traits::kPartDims));
-      }
+    if (has_state) state = load_come(reinterpret_cast<const float4 *>(part_of(lane) + Traits::kPartDims));
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (i < count) values[i] = load_come(reinterpret_cast<const float4 *>(part_of(i) + lane * 4));
+    }
+    for (;;) {  // what has not come is asked for again
+      bool is_late = has_state && find_least(state) == 0;
+      if (is_late) state = load_come(reinterpret_cast<const float4 *>(part_of(lane) + Traits::kPartDims));
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         if (i < count && find_least(values[i]) == 0) {
           values[i] = load_come(reinterpret_cast<const float4 *>(part_of(i) + lane * 4));
+          is_late = true;
         }
       }
-      least = has_state ? find_least(state) : 1;
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        if (i < count) least = min(least, find_least(values[i]));
-      }
-    } while (!__all_sync(0xffffffffu, least != 0));
+      if (!__any_sync(0xffffffffu, is_late)) break;
+    }
     if (!has_state) state.x = kLowest;
     if (has_state) *reinterpret_cast<float4 *>(part_of(lane) + Traits::kPartDims) = zeros;
 #pragma unroll
