@@ -200,7 +200,10 @@ __device__ __forceinline__ void start_decode(const DecodeMaps &maps, DecodeShare
   const int warp = thread / 32, lane = thread % 32;
   if (thread == 0) prefetch_map(&maps.keys), prefetch_map(&maps.values);
   if (lane < 2) shared->slots[2 * warp + lane].first_unit = -1;
-  if (lane < Traits::kPlanes) init_barrier(&shared->warps[warp].full[lane], 1);
+  if (lane == 0) {
+#pragma unroll
+    for (int i = 0; i < Traits::kPlanes; ++i) init_barrier(&shared->warps[warp].full[i], 1);
+  }
   fence_barrier_init();
   __syncwarp();
 }

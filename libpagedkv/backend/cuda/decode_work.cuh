@@ -113,9 +113,15 @@ class DecodeLanes {
   __device__ int32_t add_up(const AttendParams &p) {
     const int lane = threadIdx.x % 32;
     own_ = {};
-    if (lane < p.tables.num_sequences) own_ = read_sequence<kTileKeys, kRows>(p, lane);
-    end_unit_ = scan_warp(own_.num_units(), lane);
-    return __shfl_sync(0xffffffffu, end_unit_, 31);
+    const int num_sequences = static_cast<int>(p.tables.num_sequences);
+    if (lane < num_sequences) own_ = read_sequence<kTileKeys, kRows>(p, lane);
+    end_unit_ = own_.num_units();
+#pragma unroll 1
+    for (int distance = 1; distance < num_sequences; distance *= 2) {
+      const int32_t before = __shfl_up_sync(0xffffffffu, end_unit_, distance);
+      if (lane >= distance) end_unit_ += before;
+    }
+    return __shfl_sync(0xffffffffu, end_unit_, num_sequences - 1);
   }
 
   // The cursor of the first tile from a unit on that exists, which becomes the unit of that tile.
@@ -135,7 +141,7 @@ class DecodeLanes {
 
  private:
   DecodeSequence own_;
-  int32_t end_unit_;  // of one KV head, behind the sequence
+  int32_t end_unit_;  // of one KV head, behind the sequence; of lanes without one it means nothing
 };
 
 // More of them. Units of the sequences, summed up by strips: thread t has sequences t * strip and on. In shared memory.
