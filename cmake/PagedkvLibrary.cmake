@@ -42,10 +42,14 @@ if(PAGEDKV_HAVE_CUDA)
   set_source_files_properties("${PROJECT_SOURCE_DIR}/libpagedkv/backend/backend.cc" PROPERTIES
                               COMPILE_DEFINITIONS PKV_HAVE_CUDA=1)
   if("${CMAKE_CUDA_ARCHITECTURES}" MATCHES "90a")  # the kernel of which other architectures compile an empty one
-    set_source_files_properties("${PROJECT_SOURCE_DIR}/libpagedkv/backend/cuda/prefill.cu"
-                                "${PROJECT_SOURCE_DIR}/libpagedkv/backend/cuda/prefill_widened.cu" PROPERTIES
+    set_source_files_properties("${PROJECT_SOURCE_DIR}/libpagedkv/backend/cuda/prefill.cu" PROPERTIES
                                 COMPILE_DEFINITIONS PKV_HAVE_SM90A=1)
   endif()
+  # What takes longest is built first, so that no processor is left alone with one of them.
+  set(long_sources ${cuda_sources})
+  list(FILTER long_sources INCLUDE REGEX "/(attend_b?f16|prefill|write_kv).*\\.cu$")
+  list(REMOVE_ITEM sources ${long_sources})
+  list(PREPEND sources ${long_sources})
   target_link_libraries(pagedkv_objects PUBLIC pagedkv_cudart)
   target_compile_options(pagedkv_objects PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:-t2>")
   if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.8)  # a fatal error in an older nvcc

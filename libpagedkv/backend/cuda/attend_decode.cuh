@@ -36,12 +36,6 @@ struct DecodeSlot {
   float value_scale;
 };
 
-// cap * tanh(score / cap) in base 2, without a branch.
-__device__ inline float cap_score(float score, float cap) {
-  const float power = raise_two(__fdividef(score, cap) * (2.0f * kLog2E));
-  return cap * kLog2E * (1.0f - __fdividef(2.0f, power + 1.0f));
-}
-
 // Returns the factor that the output of a row wants, and where it goes; writes its lse. Rows that are not there
 // (is_row) have neither.
 __device__ inline float finish_decode_row(const AttendParams &p, int32_t group, int32_t first_token, int32_t row,

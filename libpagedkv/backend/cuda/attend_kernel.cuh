@@ -220,35 +220,49 @@ __global__ void __launch_bounds__(kAttendThreads, Traits::kMinBlocks)
         }
       }
     } else {
+      // A pass for each of what a step may have: chosen among for every score, newer compilers would write the whole out
+      // once for each choice.
+      const auto walk_scores = [&](auto &&change) {
 #pragma unroll
-      for (int column = 0; column < kKeyTiles; ++column) {
+        for (int column = 0; column < kKeyTiles; ++column) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int row = i / 2;
-          const int in_tile = warp_key + column * 8 + (lane % 4) * 2 + i % 2;
-          const int32_t key = first_key + in_tile;
-          float score = scores[column][i];
-          if (has_key_scales) score *= key_scales[ring][in_tile];
-          if (p.softcap > 0.0f) {
-            score = p.softcap * tanhf(score * score_scale / p.softcap) * kLog2E;
-          } else {
-            score *= score_scale_log2;
+          for (int i = 0; i < 4; ++i) {
+            change(scores[column][i], i / 2, warp_key + column * 8 + (lane % 4) * 2 + i % 2);
           }
-          if (p.alibi_slopes != nullptr) score += slope[row] * static_cast<float>(key - query_position[row]);
-          bool is_seen = key_rows[ring][in_tile] != nullptr && packed_row[row] < rows.num_rows;
-          if (is_tree) {
-            const int32_t new_index = key - first_position;
-            if (is_seen && new_index >= 0) {
-              is_seen = p.tree_mask[(rows.first_token + query_index[row]) * p.tree_mask_stride + new_index] != 0;
-            }
-          } else if (p.is_causal) {
-            is_seen = is_seen && key <= query_position[row];
-          }
-          if (p.window > 0) is_seen = is_seen && key > query_position[row] - p.window;
-          scores[column][i] = is_seen ? score : -INFINITY;
-          tile_largest[row] = fmaxf(tile_largest[row], scores[column][i]);
         }
+      };
+      if (has_key_scales) walk_scores([&](float &score, int, int in_tile) { score *= key_scales[ring][in_tile]; });
+      if (p.softcap > 0.0f) {
+        walk_scores([&](float &score, int, int) { score = cap_score(score * score_scale, p.softcap); });
+      } else {
+        walk_scores([&](float &score, int, int) { score *= score_scale_log2; });
       }
+      if (p.alibi_slopes != nullptr) {
+        walk_scores([&](float &score, int row, int in_tile) {
+          score += slope[row] * static_cast<float>(first_key + in_tile - query_position[row]);
+        });
+      }
+      int32_t seen_begin[2], seen_end[2];  // keys that a row may see, by its position
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        const int64_t lowest = query_position[row] + 1 - p.window;
+        seen_begin[row] = p.window > 0 && lowest > 0 ? static_cast<int32_t>(lowest) : 0;
+        seen_end[row] = packed_row[row] >= rows.num_rows ? 0 : p.is_causal && !is_tree ? query_position[row] + 1 : INT32_MAX;
+      }
+      walk_scores([&](float &score, int row, int in_tile) {
+        const int32_t key = first_key + in_tile;
+        const bool is_seen = key_rows[ring][in_tile] != nullptr && key >= seen_begin[row] && key < seen_end[row];
+        if (!is_seen) score = -INFINITY;
+      });
+      if (is_tree) {
+        walk_scores([&](float &score, int row, int in_tile) {
+          const int32_t new_index = first_key + in_tile - first_position;
+          if (score == -INFINITY || new_index < 0) return;
+          const int64_t token = rows.first_token + query_index[row];
+          if (p.tree_mask[token * p.tree_mask_stride + new_index] == 0) score = -INFINITY;
+        });
+      }
+      walk_scores([&](float &score, int row, int) { tile_largest[row] = fmaxf(tile_largest[row], score); });
     }
     float shrink[2], safe_largest[2];
 #pragma unroll

@@ -21,6 +21,12 @@ __device__ inline float raise_two(float value) {
   return result;
 }
 
+// cap * tanh(score / cap) in base 2, without a branch.
+__device__ inline float cap_score(float score, float cap) {
+  const float power = raise_two(__fdividef(score, cap) * (2.0f * kLog2E));
+  return cap * kLog2E * (1.0f - __fdividef(2.0f, power + 1.0f));
+}
+
 // What a launch adds to the parameters.
 struct AttendLaunch {
   int32_t num_splits;

@@ -124,11 +124,27 @@ __device__ inline uint32_t pack_pair<__nv_bfloat16>(float first, float second) {
   return *reinterpret_cast<const uint32_t *>(&pair);
 }
 
+// Codes 2 * kPair and 2 * kPair + 1 of four.
+template <int kPair>
+__device__ inline __half2 widen_e4m3_pair(uint32_t codes) {
+#if __CUDA_ARCH__ >= 890
+  const uint32_t pair = kPair == 0 ? codes & 0xffff : codes >> 16;
+  return __half2(__nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(pair), __NV_E4M3));
+#else
+  // Without an instruction for it: as bits of float16 a code is worth 2^-8 of itself, and where it stands for NaN 480.
+  const uint32_t upper = __byte_perm(codes, 0, kPair == 0 ? 0x1404 : 0x3424);
+  const uint32_t bits = (upper & 0x80008000u) | (upper & 0x7f007f00u) >> 1;
+  const __half2 value = __hmul2(*reinterpret_cast<const __half2 *>(&bits), __float2half2_rn(256.0f));
+  const uint32_t result =
+      *reinterpret_cast<const uint32_t *>(&value) | __hgt2_mask(__habs2(value), __float2half2_rn(448.0f));
+  return *reinterpret_cast<const __half2 *>(&result);
+#endif
+}
+
 // Four 8-bit codes as four 16-bit numbers, exactly: every code is a number of both 16-bit types.
 template <class T>
 __device__ inline uint2 widen_e4m3(uint32_t codes) {
-  const __half2_raw low = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(codes & 0xffff), __NV_E4M3);
-  const __half2_raw high = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(codes >> 16), __NV_E4M3);
+  const __half2 low = widen_e4m3_pair<0>(codes), high = widen_e4m3_pair<1>(codes);
   if constexpr (sizeof(T) == 2 && std::is_same_v<T, __half>) {
     return {*reinterpret_cast<const uint32_t *>(&low), *reinterpret_cast<const uint32_t *>(&high)};
   } else {

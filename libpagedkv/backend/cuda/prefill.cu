@@ -97,9 +97,13 @@ bool plan_prefixes(const AttendParams &params, const AttendDevice &device, int64
 
 Status launch_prefill(const AttendParams &params, const AttendDevice &device, const PrefillPlan &plan,
                       cudaStream_t stream) {
-  if (params.kv.dtype != params.dtype) return launch_prefill_widened(params, device, plan, stream);
-  return params.dtype == PKV_FLOAT16 ? launch_head_dim<PKV_FLOAT16>(params, device, plan, stream)
-                                     : launch_head_dim<PKV_BFLOAT16>(params, device, plan, stream);
+  switch (params.kv.dtype) {
+    case PKV_FLOAT8_E4M3: return launch_prefill_widened<PKV_FLOAT8_E4M3>(params, device, plan, stream);
+    case PKV_FLOAT8_E5M2: return launch_prefill_widened<PKV_FLOAT8_E5M2>(params, device, plan, stream);
+    case PKV_INT8: return launch_prefill_widened<PKV_INT8>(params, device, plan, stream);
+    case PKV_FLOAT16: return launch_head_dim<PKV_FLOAT16>(params, device, plan, stream);
+    default: return launch_head_dim<PKV_BFLOAT16>(params, device, plan, stream);
+  }
 }
 
 }  // namespace pkv

@@ -41,6 +41,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   char *buffers = queries + Traits::kQuerySlots * Traits::kQueryBytes;
   if (threadIdx.x == 0) {
     init_barrier(&shared.decode_done, kPrefillWarpgroups * 4);
+    init_barrier(&shared.tile_wanted, 1);
     for (int i = 0; i < Traits::kStages; ++i) {
       init_barrier(&shared.full[i], Traits::kIsWidened ? kWideningThreads / 32 : 1);
       init_barrier(&shared.empty[i], kPrefillWarpgroups * 4);

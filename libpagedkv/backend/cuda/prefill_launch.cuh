@@ -58,4 +58,18 @@ Status launch_either(const AttendParams &params, const AttendDevice &device, con
   return launch_traits<PrefillTraits<kQuery, kStored, kDim, kDim>>(params, device, plan, stream);
 }
 
+template <pkv_dtype kQuery, pkv_dtype kStored>
+Status launch_query_widened(const AttendParams &params, const AttendDevice &device, const PrefillPlan &plan,
+                            cudaStream_t stream) {
+  if (params.kv.head_dim == 64) return launch_either<kQuery, kStored, 64>(params, device, plan, stream);
+  return launch_either<kQuery, kStored, 128>(params, device, plan, stream);
+}
+
+template <pkv_dtype kStored>
+Status launch_widened(const AttendParams &params, const AttendDevice &device, const PrefillPlan &plan,
+                      cudaStream_t stream) {
+  return params.dtype == PKV_FLOAT16 ? launch_query_widened<PKV_FLOAT16, kStored>(params, device, plan, stream)
+                                     : launch_query_widened<PKV_BFLOAT16, kStored>(params, device, plan, stream);
+}
+
 }  // namespace pkv

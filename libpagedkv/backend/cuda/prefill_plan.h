@@ -50,7 +50,8 @@ Status launch_prefill(const AttendParams &params, const AttendDevice &device, co
 // Whether it can do the shared prefixes of the step, in up to most_parts parts each.
 bool plan_prefixes(const AttendParams &params, const AttendDevice &device, int64_t most_parts, PrefillPlan *out);
 
-// Its part over K and V of 8 bits.
+// Its part over K and V of 8 bits: of each dtype in a file of its own, so that they compile side by side.
+template <pkv_dtype kStored>
 Status launch_prefill_widened(const AttendParams &params, const AttendDevice &device, const PrefillPlan &plan,
                               cudaStream_t stream);
 

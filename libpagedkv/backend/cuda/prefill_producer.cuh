@@ -6,6 +6,9 @@
 #ifdef PKV_IS_SM90A
 namespace pkv {
 
+constexpr uint32_t kLastWorks = 5;  // of a thread block, on average, that it takes late
+constexpr int kClaimTiles = 2;      // of keys before the end of the loads of the one before
+
 // Takes tiles of rows, as they come, and loads their queries.
 template <class Traits>
 __device__ void produce_tiles(const AttendParams &p, const PrefillLaunch &launch, const CUtensorMap &query_map,
@@ -20,23 +23,28 @@ __device__ void produce_tiles(const AttendParams &p, const PrefillLaunch &launch
   const uint32_t num_given = gridDim.x - num_decode;
   const uint32_t last_count = num_works + num_decode - 1;
   const int32_t block = static_cast<int32_t>(blockIdx.x);
+  const auto take_work = [&] {
+    uint32_t next = 0;
+    if (lane == 0) next = atomicInc(launch.next_work, last_count);
+    return __shfl_sync(0xffffffffu, next, 0) + num_given;
+  };
   uint32_t work = static_cast<uint32_t>(block - (Traits::kHasDecode ? count_decoding(shares, block) : 0));
-  if (Traits::kHasDecode && find_decode_share(shares, block) >= 0) {
-    if (lane == 0) work = atomicInc(launch.next_work, last_count);
-    work = __shfl_sync(0xffffffffu, work, 0) + num_given;
-  }
+  if (Traits::kHasDecode && find_decode_share(shares, block) >= 0) work = take_work();
   RingCursor<Traits::kQuerySlots> slot;
+  uint32_t wanted_phase = 0;
   while (true) {
     PrefillTile tile = {};
     if (work < num_works) {
-      uint32_t next = 0;
-      if (lane == 0) next = atomicInc(launch.next_work, last_count);
       const bool has_keys = Traits::kTakesPrefixes && launch.plan.over_prefixes
                                 ? find_prefix_work<Traits>(p, launch, shares, work, &tile)
                                 : find_work<Traits>(p, launch, shares, work, &tile);
-      work = __shfl_sync(0xffffffffu, next, 0) + num_given;
-      if (!has_keys) continue;
+      if (!has_keys) {
+        work = take_work();
+        continue;
+      }
     }
+    // The last works are taken late, so that no thread block has another one in hand while others have none.
+    tile.claim_tiles = work + kLastWorks * gridDim.x < num_works ? tile.num_key_tiles : kClaimTiles;
     wait_barrier(&shared->query_empty[slot.index], slot.phase ^ 1);
     if (lane == 0) {
       shared->tiles[slot.index] = tile;
@@ -56,6 +64,9 @@ __device__ void produce_tiles(const AttendParams &p, const PrefillLaunch &launch
     __syncwarp();
     if (tile.num_key_tiles == 0) return;
     slot.advance();
+    wait_barrier(&shared->tile_wanted, wanted_phase);
+    wanted_phase ^= 1;
+    work = take_work();
   }
 }
 
@@ -79,6 +90,7 @@ class KeyProducer {
       wait_barrier(&shared_->tile_full[slot.index], slot.phase);
       const PrefillTile &tile = shared_->tiles[slot.index];
       const int32_t num_key_tiles = tile.num_key_tiles, seq_len = tile.seq_len, kv_head = tile.kv_head;
+      const int32_t claimed_at = max(num_key_tiles - tile.claim_tiles, 0);
       if (num_key_tiles == 0) break;
       const int32_t *table = p_.tables.block_table + tile.sequence * p_.tables.table_stride;
       int32_t first_key = tile.last_key;
@@ -87,6 +99,7 @@ class KeyProducer {
       for (int32_t i = 0; i < num_key_tiles; ++i, first_key -= Traits::kTile) {
         const int32_t next_entry =
             i + 1 < num_key_tiles ? look_up(table, first_key - Traits::kTile, seq_len) : -1;
+        if (kIsKey && i == claimed_at && lane_ == 0) arrive_barrier(&shared_->tile_wanted);
         const int32_t key = first_key + lane_key_;
         // The last box of a sequence is moved down, so that slots beyond the sequence stay out of it.
         const int32_t offset = entry < 0 ? 0 : key % p_.kv.block_size - max(key + launch_.plan.box_rows - seq_len, 0);

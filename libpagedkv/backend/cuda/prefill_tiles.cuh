@@ -28,14 +28,14 @@ struct PrefillShares {
   int32_t num_works;               // of one KV head
   int32_t strip;                   // sequences that a lane has counted
   int32_t most_tiles, part_tiles;  // of keys, that a tile of rows has without being cut, and its parts then
-  int32_t num_decode_blocks;       // thread blocks that decode first: the first ones, or of them every decode_step-th
-  int32_t decode_step;
+  int32_t num_decode_blocks;       // thread blocks that decode first: of even numbers, and as many of odd ones as are left
+  int32_t num_odd_decode;          // of those
   int32_t works_before[32], rows_before[32];  // each strip
 };
 
 // Of the thread blocks before `block` those that decode.
 __device__ inline int32_t count_decoding(const PrefillShares &shares, int32_t block) {
-  return min((block + shares.decode_step - 1) / shares.decode_step, shares.num_decode_blocks);
+  return min((block + 1) / 2, shares.num_decode_blocks - shares.num_odd_decode) + min(block / 2, shares.num_odd_decode);
 }
 
 // The share of the decoding that a thread block has; negative: none.
@@ -55,6 +55,7 @@ struct PrefillTile {
   int32_t seq_len;
   int32_t sequence;
   int32_t part, num_parts;
+  int32_t claim_tiles;     // of keys that are yet to be loaded when the next work is taken
   int32_t first_row, part_stride;  // of its parts in the workspace: row of the first one, from part to part
 };
 
@@ -101,9 +102,11 @@ struct PrefillTraits {
   static_assert(Decode::kRows == kMixedRows);
   static constexpr int kDecodeBytes = Decode::kSharedBytes - 1024;
   static_assert(!kHasDecode || kDecodeBytes + sizeof(DecodeShared<Decode>) <= kSharedBytes - 1024, "in place of the ring");
-  // Units of decoding that a thread block does while it computes a tile of keys, and the share of the thread blocks
-  // with which decoding is nearly as fast as with all (measured: docs/kernels.md).
-  static constexpr float kDecodeUnits = kIsWidened ? 12.0f : 20.0f, kMostDecode = kIsWidened ? 1.0f : 0.5f;
+  // Units of decoding that a thread block does while it computes a tile of keys, where it has a port to memory for itself;
+  // what its neighbour at the port adds to that; and the share of the thread blocks that would use all of the memory's
+  // speed, had each its own (measured: docs/kernels.md).
+  static constexpr float kDecodeUnits = kIsWidened ? 14.8f : 21.5f;
+  static constexpr float kSecondShare = kIsWidened ? 0.58f : 0.1f, kMostDecode = kIsWidened ? 0.72f : 0.45f;
 };
 
 // Stages of K or V of 8 bits, between the warp that loads and the two that widen: the halves of a tile of keys.
@@ -116,6 +119,7 @@ template <class Traits>
 struct PrefillShared {
   uint64_t full[Traits::kStages], empty[Traits::kStages];
   uint64_t tile_full[Traits::kQuerySlots], query_full[Traits::kQuerySlots], query_empty[Traits::kQuerySlots];
+  uint64_t tile_wanted;  // the next one
   uint64_t decode_done;
   PrefillShares shares;
   PrefillTile tiles[Traits::kQuerySlots];

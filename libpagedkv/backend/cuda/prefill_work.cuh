@@ -8,6 +8,7 @@
 #pragma once
 
 #include "backend/cuda/decode_work.cuh"
+#include "backend/cuda/prefill_beside.cuh"
 #include "backend/cuda/prefill_prefixes.cuh"
 
 namespace pkv {
@@ -114,14 +115,16 @@ __device__ void find_shares(const AttendParams &p, const PrefillLaunch &launch, 
   PrefillShares shares = {};
   shares.strip = (num_sequences + 31) / 32;
   const int32_t first = lane * shares.strip, end = min(first + shares.strip, num_sequences);
-  float key_tiles = 0.0f, row_tiles = 0.0f, decode_units = 0.0f;
+  float key_tiles = 0.0f, row_tiles = 0.0f, squares = 0.0f, decode_units = 0.0f;
   for (int32_t s = first; s < end; ++s) {
     const PrefillSequence<Traits> now(p, launch, s);
     const int32_t seen = p.is_causal ? now.seq_len - now.query_len / 2 : now.seq_len;
     const float mean = fminf(p.window > 0 ? static_cast<float>(p.window + launch.plan.tile_tokens) : 1e9f,
                              static_cast<float>(seen));
+    const float length = mean * (1.0f / Traits::kTile) + 1.0f;
     row_tiles += static_cast<float>(now.num_tiles);
-    key_tiles += static_cast<float>(now.num_tiles) * (mean * (1.0f / Traits::kTile) + 1.0f);
+    key_tiles += static_cast<float>(now.num_tiles) * length;
+    squares += static_cast<float>(now.num_tiles) * length * length;
     if constexpr (Traits::kHasDecode) {
       if (launch.plan.has_decode) {
         decode_units += read_sequence<Traits::Decode::kTileKeys, Traits::Decode::kRows>(p, s).num_units();
@@ -134,6 +137,18 @@ __device__ void find_shares(const AttendParams &p, const PrefillLaunch &launch, 
   const float waves = __fdividef(sum_warp(row_tiles) * static_cast<float>(p.kv.num_kv_heads), num_blocks);
   const PartRule rule = choose_parts(block_tiles, waves);
   float most = block_tiles * rule.most, part = block_tiles * rule.part + 1.0f;
+  if constexpr (Traits::kHasDecode) {
+    shares.num_decode_blocks = decode_units > 0.0f ? static_cast<int32_t>(gridDim.x) & -kEvenBlocks : 0;
+    if (decode_units > 0.0f && key_tiles > 0.0f) {
+      const float all_squares = sum_warp(squares) * static_cast<float>(p.kv.num_kv_heads);
+      const MixedShares mixed = share_mixed<Traits>({decode_units, key_tiles, __fdividef(all_squares, key_tiles)});
+      shares.num_decode_blocks = mixed.num_decode_blocks;
+      most = mixed.most_tiles, part = mixed.part_tiles;
+    }
+    // Neighbours read through the same port, so they decode side by side only where there are not enough pairs. Shares
+    // start in their order, as one waits for those before it.
+    shares.num_odd_decode = max(shares.num_decode_blocks - static_cast<int32_t>(gridDim.x + 1) / 2, 0);
+  }
   int32_t works, rows, all_rows;
   for (;;) {  // until the parts have room
     shares.most_tiles = static_cast<int32_t>(fminf(fmaxf(most, kPrefillPartTiles), 1e9f));
@@ -150,23 +165,12 @@ __device__ void find_shares(const AttendParams &p, const PrefillLaunch &launch, 
     most = most * 1.25f + 1.0f, part = part * 1.25f + 1.0f;
   }
   shares.num_works = sum_warp(works);
-  if constexpr (Traits::kHasDecode) {
-    const float decode = decode_units / Traits::kDecodeUnits;
-    const float most_blocks = decode == 0.0f ? 0.0f : key_tiles == 0.0f ? 1.0f : Traits::kMostDecode;
-    const float share = fminf(__fdividef(decode, fmaxf(decode + key_tiles, 1.0f)), most_blocks);
-    shares.num_decode_blocks = static_cast<int32_t>(ceilf(share * num_blocks));
-    // As with choose_even_blocks: segments begin and end with ranges of warps.
-    const int32_t even = shares.num_decode_blocks & ~15;
-    if ((shares.num_decode_blocks - even) * 24 <= shares.num_decode_blocks) shares.num_decode_blocks = even;
-    // Neighbours read through the same port; shares start in their order, as one waits for those before it.
-    shares.decode_step = 2 * shares.num_decode_blocks <= static_cast<int32_t>(gridDim.x) ? 2 : 1;
-  }
   out->works_before[lane] = scan_warp(works, lane) - works;
   out->rows_before[lane] = scan_warp(rows, lane) - rows;
   if (lane == 0) {
     out->num_works = shares.num_works, out->strip = shares.strip;
     out->most_tiles = shares.most_tiles, out->part_tiles = shares.part_tiles;
-    out->num_decode_blocks = shares.num_decode_blocks, out->decode_step = max(shares.decode_step, 1);
+    out->num_decode_blocks = shares.num_decode_blocks, out->num_odd_decode = shares.num_odd_decode;
   }
 }
 
@@ -224,7 +228,7 @@ __device__ inline void find_prefix_shares(const AttendParams &p, const PrefillLa
   out->num_works = shape.num_tiles * shape.num_splits;
   out->strip = shape.num_splits;
   out->part_tiles = shape.part_tiles;
-  out->num_decode_blocks = 0, out->decode_step = 1;
+  out->num_decode_blocks = out->num_odd_decode = 0;
   if (blockIdx.x == 0) launch.next_work[1] = static_cast<uint32_t>(shape.part_tiles);
 }
 
