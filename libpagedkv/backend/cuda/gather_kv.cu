@@ -16,8 +16,9 @@ constexpr int kHeadsPerThread = 4;
 template <class Stored, class Given>
 __global__ void __launch_bounds__(kRowThreads)
     gather_rows(const __grid_constant__ GatherKvParams p, const __grid_constant__ RowThreads threads, bool is_aligned) {
-  RowPlace place;
-  if (!find_place(threads, p.num_tokens, &place)) return;
+  const RowPlace place = find_place(threads);
+  const int32_t count = count_heads<kHeadsPerThread>(threads, place, p.kv.num_kv_heads);
+  if (place.token >= p.num_tokens || count == 0) return;
   const bool is_value = place.is_value;
   const Slot slot = sequence_slot(p.kv, p.sequence, place.token);
   const int64_t source_stride = is_value ? p.kv.v_head_stride : p.kv.k_head_stride;
@@ -26,7 +27,6 @@ __global__ void __launch_bounds__(kRowThreads)
   const int32_t firsts[] = {place.lane * kPieceElements};
   Given *target = firsts[0] + (is_value ? static_cast<Given *>(p.v) + place.token * p.v_token_stride
                                         : static_cast<Given *>(p.k) + place.token * p.k_token_stride);
-  const int32_t count = count_heads<kHeadsPerThread>(threads, place, p.kv.num_kv_heads);
   Piece<Stored> stored[kHeadsPerThread][1];
   load_rows(source + place.head * source_stride, threads.num_groups * source_stride, slot.block >= 0 ? count : 0,
             firsts, is_value ? p.kv.v_head_dim : p.kv.head_dim, true, stored);

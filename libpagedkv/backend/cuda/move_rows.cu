@@ -90,8 +90,9 @@ __global__ void __launch_bounds__(kThreads)
   const bool has_row_scales = kv.kv_scales == PKV_SCALES_PER_TOKEN_HEAD;
   int32_t firsts[kPairPieces];
   place_pair(lane, kv.head_dim, count_paired_dims(p.rope), firsts);
-  const bool has_piece[] = {firsts[0] < kv.head_dim, firsts[1] < kv.head_dim};
-  const PairRotation rotation(p.rope, steps, p.rotation, firsts);
+  const bool is_single = !p.rope.is_interleaved && !has_partner_pieces(p.rope);
+  Angles angles;
+  if (!is_single) find_angles(p.rope, steps, p.rotation, PairPlaces(p.rope, firsts), false, &angles);
 
   for (int r = list.group_starts[blockIdx.y]; r < list.group_starts[blockIdx.y + 1]; ++r) {
     const MoveRun &run = list.runs[r];
@@ -107,21 +108,40 @@ __global__ void __launch_bounds__(kThreads)
       if constexpr (sizeof(Stored) == 1) {
         scale = has_row_scales ? *k_scale_address(kv, source_block, source_offset, head) : static_scale;
       }
-      Piece<Stored> own[1][kPairPieces];
+      Piece<Stored> own[1][kPairPieces] = {};
       load_rows(source, 0, 1, firsts, kv.head_dim, true, own);
       Piece<float> rotated[1][kPairPieces];
-      rotation.rotate(source, own[0], scale, rotated[0]);
+#pragma unroll
+      for (int j = 0; j < kPairPieces; ++j) {
+        widen(own[0][j], &rotated[0][j]);
+#pragma unroll
+        for (float &value : rotated[0][j].elements) value *= scale;
+      }
+      if (is_single) {
+        rotate_single(p.rope, steps, p.rotation, source, 0, firsts, scale, rotated);
+      } else {
+        turn_pieces(p.rope, angles, firsts, rotated[0]);
+      }
       __syncwarp();
       float scales[] = {static_scale};
+      uint32_t largest[] = {0};
       if constexpr (sizeof(Stored) == 1) {
+        largest[0] = find_largest<float, false>(rotated[0]);
         if (has_row_scales) {
-          find_row_scales<float, Stored>(rotated, has_piece, 1, kRowLanes, scales);
+          find_row_scales<float, Stored>(rotated, kRowLanes, largest, scales);
           if (lane == 0) *k_scale_address(kv, target_block, target_offset, head) = scales[0];
         }
       }
+      Piece<Stored> stored[kPairPieces];
+      if constexpr (sizeof(Stored) == 1) {
+        quantise(rotated[0], largest[0], scales[0], stored);
+      } else {
+#pragma unroll
+        for (int j = 0; j < kPairPieces; ++j) convert(rotated[0][j], &stored[j]);
+      }
 #pragma unroll
       for (int j = 0; j < kPairPieces; ++j) {
-        if (has_piece[j]) store_piece(rotated[0][j], target + firsts[j], scales[0]);
+        if (firsts[j] < kv.head_dim) stored[j].store(target + firsts[j]);
       }
     }
   }

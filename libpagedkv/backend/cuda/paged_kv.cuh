@@ -47,6 +47,29 @@ __device__ inline char *row_address(const PagedKv &kv, const Slot &slot, bool is
                                                    : k_row_offset(kv, slot.offset, 0, element_bytes));
 }
 
+// What a head has in every slot: a row, or a scale. Bytes.
+struct RowTarget {
+  char *first;  // of the first slot
+  int64_t token_stride;
+
+  __device__ char *address(const PagedKv &kv, const Slot &slot) const {
+    return first + slot.block * static_cast<int64_t>(kv.block_bytes) + slot.offset * token_stride;
+  }
+};
+
+__device__ inline RowTarget row_target(const PagedKv &kv, int32_t head, bool is_value, int32_t element_bytes) {
+  return {row_address(kv, {0, 0}, is_value, element_bytes) +
+              head * (is_value ? kv.v_head_stride : kv.k_head_stride) * element_bytes,
+          (is_value ? kv.v_token_stride : kv.k_token_stride) * element_bytes};
+}
+
+__device__ inline RowTarget scale_target(const PagedKv &kv, int32_t head, bool is_value) {
+  constexpr int64_t kBytes = sizeof(float);
+  return {static_cast<char *>(kv.base) + (is_value ? kv.v_scale_offset : kv.k_scale_offset) +
+              head * kv.scale_head_stride * kBytes,
+          kv.scale_token_stride * kBytes};
+}
+
 // The scale of (block, offset, head) where scales stand in the block.
 __device__ inline float *k_scale_address(const PagedKv &kv, int64_t block, int32_t offset, int32_t head) {
   return reinterpret_cast<float *>(block_address(kv, block) + kv.k_scale_offset) + offset * kv.scale_token_stride +

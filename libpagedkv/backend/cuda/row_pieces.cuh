@@ -43,28 +43,27 @@ union Piece {
   }
 };
 
+// Rows of the caller may start anywhere.
+template <class T>
+__device__ inline void take_piece(const T *source, bool is_aligned, Piece<T> *piece) {
+  if (is_aligned) {
+    piece->load(source);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kPieceElements; ++i) piece->elements[i] = source[i];
+}
+
 // Pieces of the first `count` of the rows at `source`, `stride` elements apart: those that start at `firsts`, if that lies
-// within `dims`. All are on their way before any is needed. Rows of the caller may start anywhere.
+// within `dims`. All are on their way before any is needed.
 template <class T, int kRows, int kPieces>
 __device__ inline void load_rows(const T *source, int64_t stride, int32_t count, const int32_t (&firsts)[kPieces],
                                  int32_t dims, bool is_aligned, Piece<T> (&pieces)[kRows][kPieces]) {
-  if (is_aligned) {
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-#pragma unroll
-      for (int j = 0; j < kPieces; ++j) {
-        if (i < count && firsts[j] < dims) pieces[i][j].load(source + i * stride + firsts[j]);
-      }
-    }
-    return;
-  }
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
 #pragma unroll
     for (int j = 0; j < kPieces; ++j) {
-      if (i >= count || firsts[j] >= dims) continue;
-#pragma unroll
-      for (int k = 0; k < kPieceElements; ++k) pieces[i][j].elements[k] = source[i * stride + firsts[j] + k];
+      if (i < count && firsts[j] < dims) take_piece(source + i * stride + firsts[j], is_aligned, &pieces[i][j]);
     }
   }
 }
@@ -86,37 +85,38 @@ inline bool is_aligned(const void *data, int64_t token_stride, int64_t head_stri
          head_stride * bytes % unit == 0;
 }
 
-// --- Threads over the rows of many tokens. A thread has the same pieces of every num_groups-th head of one token, K or
-// V: what it finds out about the token serves several loads, which are in flight together. Neighbours in a token stand
-// beside each other, first those of K, then those of V.
+// --- Threads over the rows of many tokens. A thread has the same pieces of every num_groups-th head of one token, or of
+// some: what it finds out about a token serves several loads, which are in flight together. Neighbours in a token stand
+// beside each other. Thread blocks have K and V by turns: which one is the same for all threads of a block, and those that
+// do less for a row leave their place to others.
 
 constexpr int kRowThreads = 256;
 
 struct RowThreads {
   int32_t k_lanes, v_lanes;  // threads of a row, perhaps some without a piece
   int32_t num_groups;        // of heads
-  dim3 block, grid;          // (of a token, tokens), (tokens, of a token)
+  dim3 block, grid;          // (of a token, tokens), (tokens of K and V by turns, of a token)
 };
 
 inline RowThreads arrange_threads(const PagedKv &kv, int64_t num_tokens, int heads_per_thread, int32_t k_lanes,
-                                  int32_t v_lanes) {
+                                  int32_t v_lanes, unsigned int num_threads = kRowThreads) {
   RowThreads threads;
   threads.k_lanes = k_lanes;
   threads.v_lanes = v_lanes;
   threads.num_groups = (kv.num_kv_heads + heads_per_thread - 1) / heads_per_thread;
-  const auto all = static_cast<unsigned int>(threads.num_groups * (k_lanes + v_lanes));
-  threads.block.x = std::min<unsigned int>(all, kRowThreads);
-  threads.block.y = kRowThreads / threads.block.x;
-  threads.grid.x = static_cast<unsigned int>((num_tokens + threads.block.y - 1) / threads.block.y);
+  const auto all = static_cast<unsigned int>(threads.num_groups * std::max(k_lanes, v_lanes));
+  threads.block.x = std::min<unsigned int>(all, num_threads);
+  threads.block.y = num_threads / threads.block.x;
+  threads.grid.x = 2 * static_cast<unsigned int>((num_tokens + threads.block.y - 1) / threads.block.y);
   threads.grid.y = (all + threads.block.x - 1) / threads.block.x;
   return threads;
 }
 
 // What a thread has.
 struct RowPlace {
-  int64_t token;
+  int64_t token;  // the first one
   bool is_value;
-  int32_t head;   // the first one
+  int32_t head;   // the first one; beyond the last one where there is nothing to do
   int32_t lane;   // among the threads of a row
 };
 
@@ -125,23 +125,21 @@ template <int kHeadsPerThread>
 __device__ inline int32_t count_heads(const RowThreads &threads, const RowPlace &place, int32_t num_heads) {
   int32_t count = 0;
 #pragma unroll
-  for (int i = 0; i < kHeadsPerThread; ++i) count += place.head + i * threads.num_groups < num_heads ? 1 : 0;
+  for (int i = 0; i < kHeadsPerThread; ++i) {
+    count += place.head < threads.num_groups && place.head + i * threads.num_groups < num_heads ? 1 : 0;
+  }
   return count;
 }
 
-// False for a thread beyond the rows.
-__device__ inline bool find_place(const RowThreads &threads, int64_t num_tokens, RowPlace *out) {
-  const uint32_t k_lanes = static_cast<uint32_t>(threads.k_lanes), v_lanes = static_cast<uint32_t>(threads.v_lanes);
-  const uint32_t num_groups = static_cast<uint32_t>(threads.num_groups);
-  uint32_t lane = blockIdx.y * blockDim.x + threadIdx.x;
-  out->token = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
-  if (out->token >= num_tokens || lane >= num_groups * (k_lanes + v_lanes)) return false;
-  out->is_value = lane >= num_groups * k_lanes;
-  if (out->is_value) lane -= num_groups * k_lanes;
-  const uint32_t lanes = out->is_value ? v_lanes : k_lanes;
-  out->head = static_cast<int32_t>(lane / lanes);
-  out->lane = static_cast<int32_t>(lane % lanes);
-  return true;
+__device__ inline RowPlace find_place(const RowThreads &threads) {
+  RowPlace place;
+  place.is_value = blockIdx.x % 2 != 0;
+  place.token = static_cast<int64_t>(blockIdx.x / 2) * blockDim.y + threadIdx.y;
+  const auto lanes = static_cast<uint32_t>(place.is_value ? threads.v_lanes : threads.k_lanes);
+  const uint32_t index = blockIdx.y * blockDim.x + threadIdx.x;
+  place.head = static_cast<int32_t>(index / lanes);
+  place.lane = static_cast<int32_t>(index - static_cast<uint32_t>(place.head) * lanes);
+  return place;
 }
 
 }  // namespace pkv
