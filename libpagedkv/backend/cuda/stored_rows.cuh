@@ -9,6 +9,9 @@
 
 namespace pkv {
 
+template <class Source, class Stored>
+constexpr bool kIsQuantised = sizeof(Stored) == 1 && sizeof(Source) > 1;
+
 // The bits of a float type without their sign, which are in the order of the magnitudes: of infinity (NaN stands
 // above it) and of the largest magnitude that Divider is quick with.
 template <class T>

@@ -5,188 +5,36 @@
 #include "backend/cuda/dependent_launch.cuh"
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/launch.h"
-#include "backend/cuda/number_formats.cuh"
-#include "backend/cuda/paged_kv.cuh"
-#include "backend/cuda/rotated_rows.cuh"
-#include "backend/cuda/stored_rows.cuh"
+#include "backend/cuda/written_rows.cuh"
 #include "base/dtype.h"
 
 namespace pkv {
 namespace {
 
-constexpr int kHeadsPerThread = 2;
 constexpr int kThreads = 128;
 
 // Of a row, of a thread: what is quantised costs instructions, which are fewer by the element where a thread has more.
 template <class Source, class Stored>
-constexpr int kPieces = sizeof(Stored) < sizeof(Source) && sizeof(Stored) == 1 ? kPairPieces : 1;
+constexpr int kPieces = kIsQuantised<Source, Stored> ? kPairPieces : 1;
 
-// What the slot of a token hangs on: its entry of slot_mapping, or its block. -1 beyond the last token.
-__device__ inline int64_t load_entry(const WriteKvParams &p, const Divisor &block_size, int64_t token) {
-  if (token >= p.num_tokens) return -1;
-  if (p.slot_mapping != nullptr) return p.slot_mapping[token];
-  return p.sequence.blocks[divide(p.sequence.first_position + token, block_size).quotient];
-}
+#if defined(__CUDA_ARCH__) && ((__CUDA_ARCH__ > 800 && __CUDA_ARCH__ < 900) || __CUDA_ARCH__ >= 1100)
+constexpr int kMostBlocks = 1536 / kThreads;  // of a multiprocessor
+#else
+constexpr int kMostBlocks = 2048 / kThreads;
+#endif
 
-__device__ inline Slot place_entry(const WriteKvParams &p, const Divisor &block_size, int64_t token, int64_t entry) {
-  if (entry < 0) return {-1, 0};
-  if (p.slot_mapping == nullptr) return {entry, divide(p.sequence.first_position + token, block_size).remainder};
-  const Division place = divide(entry, block_size);
-  return {place.quotient, place.remainder};
-}
-
-// What a thread is given: of each of its tokens the same pieces of some heads, K or V.
-template <class Source, int kPieces>
-struct GivenRows {
-  uint32_t pieces;          // a bit for each that is there, those of a head beside each other
-  int32_t firsts[kPieces];  // elements
-  int32_t distance;         // from the first piece to the second
-  const Source *first;      // piece of the first head
-  int64_t head_step, token_stride;  // elements
-
-  __device__ GivenRows(const WriteKvParams &p, const RowThreads &threads, const RowPlace &place) {
-    const int32_t dims = place.is_value ? p.kv.v_head_dim : p.kv.head_dim;
-    if constexpr (kPieces == 1) {
-      firsts[0] = place.lane * kPieceElements;
-      distance = 0;
-    } else {
-      place_pair(place.lane, dims, place.is_value ? 0 : count_paired_dims(p.rope), firsts);
-      distance = firsts[1] - firsts[0];
-    }
-    const int64_t head_stride = place.is_value ? p.v_head_stride : p.k_head_stride;
-    token_stride = place.is_value ? p.v_token_stride : p.k_token_stride;
-    head_step = threads.num_groups * head_stride;
-    first = static_cast<const Source *>(place.is_value ? p.v : p.k) + place.token * token_stride +
-            place.head * head_stride + firsts[0];
-    const int32_t num_heads =
-        place.token < p.num_tokens ? count_heads<kHeadsPerThread>(threads, place, p.kv.num_kv_heads) : 0;
-    pieces = 0;
-#pragma unroll
-    for (int i = 0; i < kHeadsPerThread * kPieces; ++i) {
-      pieces |= i / kPieces < num_heads && firsts[i % kPieces] < dims ? 1u << i : 0;
-    }
-  }
-
-  __device__ bool has_head(int index) const { return (pieces & 1u << index * kPieces) != 0; }
-
-  __device__ void load(int index, bool is_aligned, Piece<Source> (&into)[kPieces]) const {
-    const Source *const row = first + index * head_step;
-#pragma unroll
-    for (int j = 0; j < kPieces; ++j) {
-      if ((pieces & 1u << (index * kPieces + j)) != 0) take_piece(row + j * distance, is_aligned, &into[j]);
-    }
-  }
-};
-
-// Where it goes.
-template <class Stored, int kPieces>
-struct StoredRows {
-  bool has_row_scales, has_first;  // has_first: the thread stores the scales of its rows
-  int32_t num_lanes, distance;     // num_lanes: of a row
-  RowTarget rows, scales;
-  int64_t head_step, scale_head_step;  // bytes
-  float static_scales[kHeadsPerThread];
-
-  template <class Source>
-  __device__ StoredRows(const WriteKvParams &p, const RowThreads &threads, const RowPlace &place,
-                        const GivenRows<Source, kPieces> &given) {
-    const bool is_value = place.is_value;
-    num_lanes = is_value ? threads.v_lanes : threads.k_lanes;
-    distance = given.distance;
-    rows = row_target(p.kv, place.head, is_value, sizeof(Stored));
-    rows.first += given.firsts[0] * static_cast<int64_t>(sizeof(Stored));
-    head_step = threads.num_groups * (is_value ? p.kv.v_head_stride : p.kv.k_head_stride) * sizeof(Stored);
-    has_row_scales = sizeof(Stored) == 1 && p.kv.kv_scales == PKV_SCALES_PER_TOKEN_HEAD;
-    has_first = given.firsts[0] == 0;
-    if constexpr (sizeof(Stored) == 1) {
-      scales = scale_target(p.kv, place.head, is_value);
-      scale_head_step = threads.num_groups * p.kv.scale_head_stride * sizeof(float);
-      const float *const values = is_value ? p.kv.v_scale : p.kv.k_scale;
-#pragma unroll
-      for (int i = 0; i < kHeadsPerThread; ++i) {
-        static_scales[i] = !has_row_scales && given.has_head(i) ? values[place.head + i * threads.num_groups] : 1.0f;
-      }
-    }
-  }
-
-  __device__ void store(int index, uint32_t which, char *first, const Piece<Stored> (&from)[kPieces]) const {
-    auto *const row = reinterpret_cast<Stored *>(first + index * head_step);
-#pragma unroll
-    for (int j = 0; j < kPieces; ++j) {
-      if ((which & 1u << (index * kPieces + j)) != 0) from[j].store(row + j * distance);
-    }
-  }
-};
-
-// Keeps the compiler from computing it anew at each use.
-template <class T>
-__device__ inline T *keep(T *pointer) {
-  asm volatile("" : "+l"(pointer));
-  return pointer;
-}
-
-// Where the rows of a thread go, of one token.
-struct Places {
-  uint32_t pieces;  // none where the token has no slot
-  char *row, *scale;
-};
-
-template <class AnyRows>
-__device__ inline Places find_places(const WriteKvParams &p, const AnyRows &rows, const Slot &slot, uint32_t pieces) {
-  return {slot.block < 0 ? 0 : pieces, keep(rows.rows.address(p.kv, slot)),
-          rows.has_row_scales ? keep(rows.scales.address(p.kv, slot)) : nullptr};
-}
-
-// Stores kRows heads, from kFirst on, of one token. given: zeros where there is no piece. All lanes of a warp call it, also
-// those without rows. then_load(i) is called when the row of head i is no longer needed.
-template <int kFirst, class Stored, class Source, int kRows, int kPieces, class ThenLoad>
-__device__ inline void store_rows(const StoredRows<Stored, kPieces> &rows, const Places &places,
-                                  const Piece<Source> (&given)[kRows][kPieces], ThenLoad then_load) {
-  constexpr bool kIsQuantised = sizeof(Stored) == 1 && sizeof(Source) > 1;
-  uint32_t largest[kRows];
-  float scales[kRows];
-  if constexpr (sizeof(Stored) == 1) {
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      scales[i] = rows.static_scales[kFirst + i];
-      if constexpr (kIsQuantised) largest[i] = find_largest<Source, false>(given[i]);
-    }
-    if (rows.has_row_scales) {
-      if constexpr (kIsQuantised) find_row_scales<Source, Stored>(given, rows.num_lanes, largest, scales);
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        const bool is_there = rows.has_first && (places.pieces & 1u << (kFirst + i) * kPieces) != 0;
-        if (is_there) *reinterpret_cast<float *>(places.scale + (kFirst + i) * rows.scale_head_step) = scales[i];
-      }
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < kRows; ++i) {
-    Piece<Stored> stored[kPieces];
-    if constexpr (kIsQuantised) {
-      quantise(given[i], largest[i], scales[i], stored);
-    } else {
-#pragma unroll
-      for (int j = 0; j < kPieces; ++j) convert(given[i][j], &stored[j]);
-    }
-    then_load(kFirst + i);
-    rows.store(kFirst + i, places.pieces, places.row, stored);
-  }
-}
-
-// Whether a thread has several tokens. It loads the next one's rows as soon as it is done with registers of the present
-// ones'. What is only copied has enough loads on their way without.
+// Thread blocks that are to share a multiprocessor, which bounds the registers of a thread: as many as do without spills.
 template <class Source, class Stored>
-constexpr bool kHasMoreTokens = sizeof(Stored) == 1 && sizeof(Source) > 1;
-
-// Thread blocks that are to share a multiprocessor: loads and arithmetic of some go on while others wait.
-template <class Source, class Stored>
-constexpr int kBlocks = kHasMoreTokens<Source, Stored> ? (sizeof(Source) == 4 ? 6 : 8) : sizeof(Source) == 4 ? 12 : 16;
-template <class Source, class Stored>
+constexpr int kBlocks = kIsQuantised<Source, Stored> ? (sizeof(Source) == 4 ? 6 : 8)
+                                                     : (sizeof(Source) == 4 ? 12 : kMostBlocks);
+template <class Source>
 constexpr int kRotatedBlocks = sizeof(Source) == 4 ? 4 : 5;
 
-// Plan: see row_pieces.cuh. With a scale for each row its threads are lanes of one warp, which finds the row's largest
-// magnitude. All that does not hang on another load is loaded before anything is looked at.
+// Plan: see row_pieces.cuh. All that does not hang on another load is loaded before anything is looked at. What is only
+// copied has one token a thread; where rows are quantised a thread goes on to further tokens, and loads the next one's rows
+// as soon as it is done with the registers of the present ones. With a scale for each row its threads are lanes of one warp,
+// which finds the row's largest magnitude; the threads of a warp stay together, to the last token of any. Bound by memory
+// bandwidth: each row is read once and written once.
 template <class Source, class Stored>
 __global__ void __launch_bounds__(kThreads, kBlocks<Source, Stored>)
     write_rows(const __grid_constant__ WriteKvParams p, const __grid_constant__ RowThreads threads,
@@ -200,7 +48,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<Source, Stored>)
   Piece<Source> given[kHeadsPerThread][kCount] = {};
 #pragma unroll
   for (int i = 0; i < kHeadsPerThread; ++i) from.load(i, is_aligned, given[i]);
-  if constexpr (!kHasMoreTokens<Source, Stored>) {
+  if constexpr (!kIsQuantised<Source, Stored>) {
     const Slot slot = place_entry(p, block_size, token, next_entry);
     const StoredRows<Stored, kCount> to(p, threads, place, from);
     store_rows<0>(to, find_places(p, to, slot, from.pieces), given, [](int) {});
@@ -220,9 +68,10 @@ __global__ void __launch_bounds__(kThreads, kBlocks<Source, Stored>)
 }
 
 // The same with rotation of K. A thread has two pieces of each of its heads, of K those that are turned against each
-// other, and finds the angles of their pairs once for all its heads.
+// other, and finds the angles of their pairs once for all its heads, which it works on one after the other: that takes
+// fewer registers. What is stored as it is given, V of the same type, is copied.
 template <class Source, class Stored>
-__global__ void __launch_bounds__(kThreads, kRotatedBlocks<Source, Stored>)
+__global__ void __launch_bounds__(kThreads, kRotatedBlocks<Source>)
     write_rotated_rows(const __grid_constant__ WriteKvParams p, const __grid_constant__ RowThreads threads,
                        const __grid_constant__ Divisor block_size, const __grid_constant__ RotationSteps steps,
                        bool is_aligned, bool is_table_aligned) {
@@ -231,16 +80,16 @@ __global__ void __launch_bounds__(kThreads, kRotatedBlocks<Source, Stored>)
   if (p.lets_next) let_next_launch();
   const RowPlace place = find_place(threads);
   const auto load_position = [&](int64_t of) { return place.is_value || of >= p.num_tokens ? 0 : p.positions[of]; };
-  int64_t token = place.token, next_entry = load_entry(p, block_size, token), next_position = load_position(token);
+  int64_t token = place.token, next_position = load_position(token), next_entry = load_entry(p, block_size, token);
   GivenRows<Source, kPairPieces> from(p, threads, place);
   Piece<Source> given[kHeadsPerThread][kPairPieces] = {};
 #pragma unroll
   for (int i = 0; i < kHeadsPerThread; ++i) from.load(i, is_aligned, given[i]);
-  const StoredRows<Stored, kPairPieces> to(p, threads, place, from);
   const int64_t token_step = static_cast<int64_t>(gridDim.x / 2) * blockDim.y;
   const int64_t given_step = token_step * from.token_stride;
   if constexpr (std::is_same_v<Source, Stored>) {
     if (place.is_value) {
+      const StoredRows<Stored, kPairPieces> to(p, threads, place, from);
       for (int64_t first = token - threadIdx.y; first < p.num_tokens; first += token_step) {
         const Slot slot = place_entry(p, block_size, token, next_entry);
         token += token_step, from.first += given_step;
@@ -267,6 +116,7 @@ __global__ void __launch_bounds__(kThreads, kRotatedBlocks<Source, Stored>)
 #pragma unroll
     for (int i = 0; i < kAngles / 2; ++i) angle_steps[i][thread] = {found[2 * i], found[2 * i + 1]};
   }
+  const StoredRows<Stored, kPairPieces> to(p, threads, place, from);  // while the angles are on their way
   for (int64_t first = token - threadIdx.y; first < p.num_tokens; first += token_step) {
     const Slot slot = place_entry(p, block_size, token, next_entry);
     const Places places = find_places(p, to, slot, from.pieces);
@@ -338,10 +188,10 @@ const void *choose(pkv_dtype source, pkv_dtype stored, bool is_rotated) {
 }
 
 // Of each thread, where that leaves enough thread blocks.
-void give_more_tokens(RowThreads *threads) {
-  constexpr unsigned int kTokens = 4, kEnoughBlocks = 1024;
-  const unsigned int all = threads->grid.x / 2, least = std::min(all, kEnoughBlocks / threads->grid.y);
-  threads->grid.x = 2 * std::max((all + kTokens - 1) / kTokens, least);
+void give_more_tokens(bool is_rotated, RowThreads *threads) {
+  constexpr unsigned int kTokens = 4;
+  const unsigned int all = threads->grid.x / 2, enough = (is_rotated ? 2048 : 1024) / threads->grid.y;
+  threads->grid.x = 2 * std::max((all + kTokens - 1) / kTokens, std::min(all, enough));
 }
 
 }  // namespace
@@ -362,7 +212,7 @@ Status launch_write_kv(const WriteKvParams &params, cudaStream_t stream) {
     k_lanes = v_lanes = lanes;
   }
   RowThreads threads = arrange_threads(params.kv, params.num_tokens, kHeadsPerThread, k_lanes, v_lanes, kThreads);
-  if (is_rotated || is_quantised) give_more_tokens(&threads);
+  if (is_rotated || is_quantised) give_more_tokens(is_rotated, &threads);
   Divisor block_size = make_divisor(params.kv.block_size);
   RotationSteps steps = find_rotation_steps(params.rope);
   bool is_table_aligned = has_aligned_angles(params.rope);
