@@ -18,6 +18,8 @@ class KeyWidener {
   static constexpr int kDim = kIsKey ? Traits::kKeyDim : Traits::kValueDim;
   static constexpr int kRowThreads = kDim / 8;
   static constexpr int kRowsAtOnce = kWideningThreads / kRowThreads;
+  static constexpr int kRowsRead = 8;  // by a thread, before it writes them
+  static_assert(kPrefillStagedKeys % (kRowsRead * kRowsAtOnce) == 0 && kRowsRead % (8 / kRowsAtOnce) == 0);
 
  public:
   // thread: of the kWideningThreads.
@@ -61,14 +63,26 @@ class KeyWidener {
   }
 
   __device__ void widen_stage(const char *stage, char *target) const {
-    const int unit = thread_ % kRowThreads;
-    target += unit / 8 * (Traits::kTile * 128);
-#pragma unroll 4
-    for (int row = thread_ / kRowThreads; row < kPrefillStagedKeys; row += kRowsAtOnce) {
-      const uint2 codes = *reinterpret_cast<const uint2 *>(stage + row * kDim + unit * 8);
-      const uint2 low = widen_codes<T, Traits::kStoredDtype>(codes.x);
-      const uint2 high = widen_codes<T, Traits::kStoredDtype>(codes.y);
-      *reinterpret_cast<uint4 *>(target + row * 128 + ((unit ^ row) % 8) * 16) = {low.x, low.y, high.x, high.y};
+    const int unit = thread_ % kRowThreads, first_row = thread_ / kRowThreads;
+    stage += first_row * kDim + unit * 8;
+    target += unit / 8 * (Traits::kTile * 128) + first_row * 128;
+    int chunks[8 / kRowsAtOnce];  // bytes from a row to its chunk: the same again after eight rows
+#pragma unroll
+    for (int i = 0; i < 8 / kRowsAtOnce; ++i) chunks[i] = (unit ^ (first_row + i * kRowsAtOnce)) % 8 * 16;
+#pragma unroll 1
+    for (int row = 0; row < kPrefillStagedKeys; row += kRowsRead * kRowsAtOnce) {
+      uint2 codes[kRowsRead];
+#pragma unroll
+      for (int i = 0; i < kRowsRead; ++i) {
+        codes[i] = *reinterpret_cast<const uint2 *>(stage + (row + i * kRowsAtOnce) * kDim);
+      }
+#pragma unroll
+      for (int i = 0; i < kRowsRead; ++i) {
+        const uint2 low = widen_codes<T, Traits::kStoredDtype>(codes[i].x);
+        const uint2 high = widen_codes<T, Traits::kStoredDtype>(codes[i].y);
+        char *const chunk = target + (row + i * kRowsAtOnce) * 128 + chunks[i % (8 / kRowsAtOnce)];
+        *reinterpret_cast<uint4 *>(chunk) = {low.x, low.y, high.x, high.y};
+      }
     }
   }
 
