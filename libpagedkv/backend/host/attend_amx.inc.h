@@ -7,16 +7,17 @@
 //
 // A product adds what a row does not see with weight 0, which is nothing as long as V is finite. Rows of V that hold
 // infinities or NaN are therefore taken for zeros there, and are added in float32 to the rows that see them.
+//
+// int8 and E5M2 stay in float32, into which they come faster than by two look-ups into bfloat16: decode would lose more.
 namespace pkv {
 namespace {
 
-constexpr int kTileDims = 32;                              // elements of a row in a tile
+constexpr int kTileDims = 32;  // elements of a row in a tile
 constexpr int64_t kTileBytes = 1024;
-constexpr int64_t kQueryStride = kTileRows * 4;            // bytes from a pair of elements of the queries to the next
-constexpr int64_t kWeightStride = kTileKeys * 2;           // bytes
-constexpr int64_t kSumStride = kTileRows * 4;              // bytes
+// Bytes from a row to the next: of queries, as pairs of elements; of weights; of sums.
+constexpr int64_t kQueryStride = kTileRows * 4, kWeightStride = kTileKeys * 2, kSumStride = kTileRows * 4;
 
-// The compilers' tile loads do not say that they read memory.
+// gcc's tile loads do not say that they read memory.
 PKV_INLINE void finish_stores() { asm volatile("" : : : "memory"); }
 
 // Tiles 2, 3 and 7 have rows for few queries when they are used for values; see AmxProducts.
@@ -96,13 +97,15 @@ struct AmxProducts {
                     TileScratch *scratch) {
     const int first = keys->first_row, num_rows = keys->end_row - first;
     alignas(64) float sums[kTileKeys * kTileRows];
+    Rows rows[kTileKeys / 16];
+    for (int i = 0; i < kTileKeys / 16; ++i) {
+      char *const copies = reinterpret_cast<char *>(scratch->keys) + i * 16 * round_up(dim) * 2;
+      rows[i] = find_rows(keys->k, next.k, i * 16, num_keys, dim, copies);
+    }
+    const char *queries = reinterpret_cast<const char *>(scratch->queries) + (head_row + first) * 4;
+    finish_stores();
     for (int t = 0; t < num_keys; t += 32) {
-      char *const copies = reinterpret_cast<char *>(scratch->keys);
-      const Rows a = find_rows(keys->k, next.k, t, num_keys, dim, copies);
-      const Rows b = find_rows(keys->k, next.k, t + 16, num_keys, dim, copies + 16 * round_up(dim) * 2);
-      const char *queries = reinterpret_cast<const char *>(scratch->queries) + (head_row + first) * 4;
-      finish_stores();
-      score_keys(a, b, next.k + t, dim, queries, num_rows > 16, sums + t * kTileRows);
+      score_keys(rows[t / 16], rows[t / 16 + 1], next.k + t, dim, queries, num_rows > 16, sums + t * kTileRows);
     }
     for (int t = 0; t < num_keys; t += 16) {
       for (int r = 0; r < num_rows; r += 4) {
@@ -203,9 +206,9 @@ struct AmxProducts {
   static void score_keys(Rows a, Rows b, const char *const *ahead, int64_t dim, const char *queries, bool is_many,
                          float *sums) {
     float *const second = sums + 16 * kTileRows;
-    const auto fetch = [&](int64_t d) {
+    const auto fetch = [&](int64_t d, const char *const *ahead) {
       if (T::kBytes == 1) return;
-      PKV_UNROLL for (int i = 0; i < 32; ++i) __builtin_prefetch(ahead[i] + d * 2, 0, 2);
+      PKV_UNROLL for (int i = 0; i < 16; ++i) __builtin_prefetch(ahead[i] + d * 2, 0, 2);
     };
     _tile_zero(0);
     _tile_zero(1);
@@ -214,9 +217,10 @@ struct AmxProducts {
         _tile_loadd(6, queries, kQueryStride);
         _tile_loadd(4, a.first + d * 2, a.stride);
         _tile_dpbf16ps(0, 4, 6);
+        fetch(d, ahead);
         _tile_loadd(5, b.first + d * 2, b.stride);
         _tile_dpbf16ps(1, 5, 6);
-        fetch(d);
+        fetch(d, ahead + 16);
       }
       _tile_stored(0, sums, kSumStride);
       _tile_stored(1, second, kSumStride);
@@ -233,7 +237,8 @@ struct AmxProducts {
       _tile_loadd(5, b.first + d * 2, b.stride);
       _tile_dpbf16ps(1, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
-      fetch(d);
+      fetch(d, ahead);
+      fetch(d, ahead + 16);
     }
     _tile_stored(0, sums, kSumStride);
     _tile_stored(1, second, kSumStride);
@@ -364,7 +369,8 @@ struct AmxProducts {
   PKV_INLINE static void add_sums(const float *sums, int num_rows, int64_t d, float *out, int64_t out_stride) {
     const bool is_whole = d + kTileDims <= out_stride;
     for (int r = 0; r < num_rows; ++r) {
-      const __m512d a = _mm512_castps_pd(load(sums + r * kTileDims)), b = _mm512_castps_pd(load(sums + r * kTileDims + 16));
+      const __m512d a = _mm512_castps_pd(load(sums + r * kTileDims));
+      const __m512d b = _mm512_castps_pd(load(sums + r * kTileDims + 16));
       float *const to = out + r * out_stride + d;
       const __m512d first = _mm512_permutex2var_pd(a, _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), b);
       store(to, load(to) + _mm512_castpd_ps(first));
@@ -375,7 +381,7 @@ struct AmxProducts {
   }
 };
 
-// By tiles where the queries are bfloat16 and bfloat16 holds K and V exactly; else in float32.
+// By tiles for bfloat16 queries over bfloat16 and E4M3; else in float32.
 void attend_split_by_tiles(const AttendParams &params, const QueryTile &tile, int64_t split, TileScratch *scratch,
                            const TileState &state) {
   const auto attend = [&](auto type) {
@@ -389,8 +395,6 @@ void attend_split_by_tiles(const AttendParams &params, const QueryTile &tile, in
   switch (dtype) {
     case PKV_BFLOAT16: return attend(Bfloat16Pairs());
     case PKV_FLOAT8_E4M3: return attend(E4m3Pairs());
-    case PKV_FLOAT8_E5M2: return attend(E5m2Pairs());
-    case PKV_INT8: return attend(Int8Pairs());
     default: return attend_split(params, tile, split, scratch, state);
   }
 }
