@@ -159,6 +159,51 @@ TEST_CASE("host attend: every code of 8 bits in K") {
   }
 }
 
+TEST_CASE("host attend: infinities and NaN in V reach the rows that see them, and only those") {
+  HostSettings settings;
+  for (const auto &[kv_dtype, codes] : std::initializer_list<std::pair<pkv_dtype, std::vector<uint16_t>>>{
+           {PKV_BFLOAT16, {0x7f80, 0xff80, 0x7fc0}}, {PKV_FLOAT8_E4M3, {0x7f}}, {PKV_FLOAT8_E5M2, {0x7c, 0xfc, 0x7e}}}) {
+    CaseShape shape;
+    shape.dtype = PKV_BFLOAT16;
+    shape.kv_dtype = kv_dtype;
+    shape.group = 3;
+    shape.v_head_dim = 72;
+    shape.window = 50;
+    shape.seq_lens = shape.query_lens = {150, 40, 9};
+    Case step(shape, kSeed);
+    const PagedKv &kv = step.params.kv;
+    const size_t bytes = static_cast<size_t>(dtype_bytes(kv_dtype));
+    size_t next = 0;
+    for (const auto &[sequence, position] : std::initializer_list<std::pair<int, int>>{
+             {0, 0}, {0, 63}, {0, 66}, {0, 67}, {0, 149}, {1, 31}, {1, 32}}) {
+      const int64_t block =
+          step.params.tables.block_table[sequence * step.params.tables.table_stride + position / kv.block_size];
+      char *row = step.pool.data() + static_cast<uint64_t>(block) * kv.block_bytes + kv.v_offset +
+                  static_cast<size_t>(position % kv.block_size * kv.v_token_stride) * bytes;
+      const size_t element = static_cast<size_t>(position) % 72;
+      std::memcpy(row + element * bytes, &codes[next++ % codes.size()], bytes);
+    }
+    std::vector<float> expected, results;
+    set_host_isa("reference");
+    REQUIRE(step.run(&expected) == PKV_OK);
+    for (const char *isa : available_isas()) {
+      INFO(isa << " " << dtype_name(kv_dtype));
+      set_host_isa(isa);
+      REQUIRE(step.run(&results) == PKV_OK);
+      int64_t num_nan = 0;
+      for (size_t i = 0; i < results.size(); ++i) {
+        if (std::isnan(expected[i])) {
+          ++num_nan;
+          CHECK(std::isnan(results[i]));
+        } else {
+          CHECK(is_close(results[i], expected[i], 8.5e-3f));
+        }
+      }
+      CHECK(num_nan > 0);
+    }
+  }
+}
+
 TEST_CASE("host attend: results do not depend on the number of threads") {
   HostSettings settings;
   CaseShape shape;

@@ -4,7 +4,7 @@
 // table; all scores; scale, soft-cap, bias and mask them; the new maximum of each row, e^(score - maximum), its sum;
 // shrink what was summed under the old maximum; add the weighted values. Slots that no row sees, and blocks that were
 // given back, are replaced by a row of zeros before anything is read. How rows are multiplied is left to Products:
-// FloatProducts, or PairProducts.
+// FloatProducts, PairProducts or AmxProducts.
 namespace pkv {
 namespace {
 

@@ -84,5 +84,8 @@ extern const IsaKernels kAvx512Kernels;
 #if PKV_HAVE_AVX512BF16
 extern const IsaKernels kAvx512Bf16Kernels;
 #endif
+#if PKV_HAVE_AMX
+extern const IsaKernels kAmxKernels;
+#endif
 
 }  // namespace pkv

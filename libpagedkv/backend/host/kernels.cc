@@ -10,6 +10,10 @@
 #if PKV_HAVE_AVX2 || PKV_HAVE_AVX512
 #include <cpuid.h>
 #endif
+#if PKV_HAVE_AMX
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace pkv {
 namespace {
@@ -45,9 +49,26 @@ bool is_avx512bf16_supported() {
 // there. AMD's begin as many as multiply-adds.
 bool is_avx512bf16_fast() { return __builtin_cpu_is("amd"); }
 #endif
+#if PKV_HAVE_AMX
+// Linux gives a process the tiles when it asks, once for all threads.
+bool is_amx_supported() {
+  static const bool is_supported = [] {
+    constexpr unsigned kBfloat16Tiles = 1u << 22, kTiles = 1u << 24;
+    constexpr long kRequestPermission = 0x1023, kTileData = 18;
+    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+    if (!is_avx512bf16_supported() || __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
+    if ((edx & kBfloat16Tiles) == 0 || (edx & kTiles) == 0) return false;
+    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  }();
+  return is_supported;
+}
+#endif
 
 // Best first.
 constexpr IsaRow kIsas[] = {
+#if PKV_HAVE_AMX
+    {{"amx", &kAmxKernels}, is_amx_supported, always},
+#endif
 #if PKV_HAVE_AVX512BF16
     {{"avx512bf16", &kAvx512Bf16Kernels}, is_avx512bf16_supported, is_avx512bf16_fast},
 #endif
@@ -103,11 +124,12 @@ Status set_host_isa(const char *isa) {
     chosen.store(&row.kernels, std::memory_order_release);
     return PKV_OK;
   }
-  if (std::strcmp(isa, "avx2") == 0 || std::strcmp(isa, "avx512") == 0 || std::strcmp(isa, "avx512bf16") == 0) {
+  if (std::strcmp(isa, "avx2") == 0 || std::strcmp(isa, "avx512") == 0 || std::strcmp(isa, "avx512bf16") == 0 ||
+      std::strcmp(isa, "amx") == 0) {
     return fail(PKV_UNSUPPORTED, "\"%s\" is not built into this library", isa);
   }
   return fail(PKV_INVALID_ARGUMENT,
-              "instruction set is \"%.32s\", not auto, reference, scalar, avx2, avx512 or avx512bf16", isa);
+              "instruction set is \"%.32s\", not auto, reference, scalar, avx2, avx512, avx512bf16 or amx", isa);
 }
 
 const char *host_isa() { return host_kernels().name; }
