@@ -29,7 +29,8 @@ HEAD_DIM, BLOCK_SIZE = 128, 16
 LAYER_BYTES = 200 << 20  # of all layers of a case together, at least
 NUM_REPLAYS = 30
 READ_BYTES = 8 << 30
-DTYPES = {"bfloat16": torch.bfloat16, "float8_e4m3": torch.float8_e4m3fn}
+DTYPES = {"bfloat16": torch.bfloat16, "float8_e4m3": torch.float8_e4m3fn, "int8": torch.int8}
+DECODE_DTYPES = ["bfloat16", "float8_e4m3"]
 RAGGED = [16 * 2 ** (i % 12) for i in range(64)]  # 16 to 32768
 DECODE = {"1 x 8192": [8192], "1 x 131072": [131072], "8 x 8192": [8192] * 8, "64 x 2048": [2048] * 64,
           "64 x 8192": [8192] * 64, "256 x 1024": [1024] * 256, "64 ragged": RAGGED}
@@ -76,7 +77,7 @@ def main():
         report["dense"] = f"cuDNN {torch.backends.cudnn.version()}"
     for shape, lengths in list(DECODE.items())[:3 if arguments.quick else None]:
         for heads in HEADS[:1 if arguments.quick else None]:
-            for dtype in DTYPES:
+            for dtype in DECODE_DTYPES:
                 record(report, "decode", shape, heads, dtype, lengths, [1] * len(lengths), peer, dense)
     for shape, (lengths, counts) in list(PREFILL.items())[:1 if arguments.quick else None]:
         record(report, "prefill", shape, (32, 8), "bfloat16", lengths, counts, peer)
