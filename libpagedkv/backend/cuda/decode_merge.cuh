@@ -129,37 +129,36 @@ __device__ inline void leave_partial(float *part, const DecodePartial &partial) 
   }
 }
 
-// A warp takes what thread blocks `first` up to `end`, this one, have left of a row, kAtOnce on their way together, and adds
-// `own` to it.
+// A warp takes what thread blocks `first` up to `end`, this one, have left of a row, kPartsAtOnce on their way together,
+// and adds `own` to it.
 template <class Traits>
 __device__ DecodePartial take_partials(float *parts, int32_t first, int32_t end, int32_t row,
                                        const DecodePartial &own) {
-  constexpr int kAtOnce = kPartsAtOnce;
   const int lane = threadIdx.x % 32;
   const bool has_dims = lane * 4 < Traits::kPartDims;
   DecodePartial result = {kLowest, 0.0f, {0.0f, 0.0f, 0.0f, 0.0f}};
 #pragma unroll 1
-  for (int32_t base = first; base < end; base += kAtOnce) {
+  for (int32_t base = first; base < end; base += kPartsAtOnce) {
     // Of the first thread block the part that leaves it, of the others the one that comes.
     float *const from = parts + static_cast<int64_t>(base) * (2 * Traits::kPartFloats) + row * Traits::kPartStride;
     const int first_offset = base == first ? Traits::kPartFloats : 0;
     const auto part_of = [&](int i) { return from + (i == 0 ? first_offset : i * (2 * Traits::kPartFloats)); };
-    const bool has_state = lane < kAtOnce && base + lane < end;
+    const bool has_state = lane < kPartsAtOnce && base + lane < end;
     const float4 zeros = {0.0f, 0.0f, 0.0f, 0.0f};
-    const int count = has_dims ? min(end - base, kAtOnce) : 0;
-    float4 state = zeros, values[kAtOnce];
+    const int count = has_dims ? min(end - base, kPartsAtOnce) : 0;
+    float4 state = zeros, values[kPartsAtOnce];
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) values[i] = zeros;
+    for (int i = 0; i < kPartsAtOnce; ++i) values[i] = zeros;
     if (has_state) state = load_come(reinterpret_cast<const float4 *>(part_of(lane) + Traits::kPartDims));
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
+    for (int i = 0; i < kPartsAtOnce; ++i) {
       if (i < count) values[i] = load_come(reinterpret_cast<const float4 *>(part_of(i) + lane * 4));
     }
     for (;;) {  // what has not come is asked for again
       bool is_late = has_state && find_least(state) == 0;
       if (is_late) state = load_come(reinterpret_cast<const float4 *>(part_of(lane) + Traits::kPartDims));
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
+      for (int i = 0; i < kPartsAtOnce; ++i) {
         if (i < count && find_least(values[i]) == 0) {
           values[i] = load_come(reinterpret_cast<const float4 *>(part_of(i) + lane * 4));
           is_late = true;
@@ -170,7 +169,7 @@ __device__ DecodePartial take_partials(float *parts, int32_t first, int32_t end,
     if (!has_state) state.x = kLowest;
     if (has_state) *reinterpret_cast<float4 *>(part_of(lane) + Traits::kPartDims) = zeros;
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
+    for (int i = 0; i < kPartsAtOnce; ++i) {
       if (has_dims && base + i < end) *reinterpret_cast<float4 *>(part_of(i) + lane * 4) = zeros;
     }
     DecodePartial next;
@@ -179,7 +178,7 @@ __device__ DecodePartial take_partials(float *parts, int32_t first, int32_t end,
     next.sum = add_warp(weight * state.y);
     next.total = zeros;
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) add_share(&next.total, __shfl_sync(0xffffffffu, weight, i), values[i]);
+    for (int i = 0; i < kPartsAtOnce; ++i) add_share(&next.total, __shfl_sync(0xffffffffu, weight, i), values[i]);
     merge_partial(&result, next);
   }
   merge_partial(&result, own);
