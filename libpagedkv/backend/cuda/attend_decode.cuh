@@ -91,7 +91,9 @@ class DecodeWalk {
         num_units_(warp->end - warp->begin), loader_(p, launch, maps, warp, planes) {}
 
   __device__ void run(DecodeSlot *slots) {
-    loader_.start();
+    loader_.look_up_first();
+    load_segment();  // before all those copies are on their way, which it would wait behind
+    loader_.fill();
     start_segment();
     for (;;) {
       wait_barrier(&warp_.full[ring_.plane], ring_.phase);
@@ -117,15 +119,26 @@ class DecodeWalk {
       num_units_ -= kSegmentUnits;
       if (num_units_ <= 0) break;
       advance_cursor<Traits>(p_, &warp_.now);
+      load_segment();
       start_segment();
     }
   }
 
  private:
+  // Asks for what start_segment wants of memory.
+  __device__ void load_segment() {
+    const Cursor &cursor = warp_.now;
+    load_query<Traits>(p_, group_, cursor.now.first_token, cursor.now.query_len * group_, cursor.kv_head, &query_);
+    key_scale_ = value_scale_ = 1.0f;
+    if (!Traits::kHasRowScales) {
+      key_scale_ = p_.kv.k_scale[cursor.kv_head];
+      value_scale_ = p_.kv.v_scale[cursor.kv_head];
+    }
+  }
+
   __device__ void start_segment() {
     const Cursor cursor = warp_.now;
-    load_query<Traits>(p_, group_, cursor.now.first_token, cursor.now.query_len * group_, cursor.kv_head, &query_,
-                       scales_);
+    scale_query<Traits>(&query_, scales_);
     key_ = cursor.first_key();
     num_tiles_ = min(cursor.now.num_tiles - cursor.tile, num_units_);
     const int32_t first_position = cursor.now.end - cursor.now.query_len;
@@ -133,12 +146,7 @@ class DecodeWalk {
     if (has_tree<Traits>(p_)) plain_end_ = first_position;
     if (has_bias<Traits>(p_)) plain_end_ = 0;
     plain_begin_ = p_.window > 0 ? static_cast<int32_t>(max(cursor.now.end - p_.window, int64_t{0})) : 0;
-    float scale = p_.scale;
-    value_scale_ = 1.0f;
-    if (!Traits::kHasRowScales) {
-      scale *= p_.kv.k_scale[cursor.kv_head];
-      value_scale_ = p_.kv.v_scale[cursor.kv_head];
-    }
+    const float scale = p_.scale * key_scale_;
 #pragma unroll
     for (int n = 0; n < Traits::kRowTiles; ++n) {
 #pragma unroll
@@ -378,7 +386,7 @@ class DecodeWalk {
   DecodeRing<Traits::kPlanes> ring_;
   int32_t num_units_, num_tiles_;  // left, with the present one: of the walk, of the segment
   int32_t key_;  // first of the tile
-  float value_scale_;
+  float key_scale_, value_scale_;
   int32_t plain_begin_, plain_end_;  // keys that every query of the sequence sees as they are, if they are valid
   DecodeLoader<Traits> loader_;
   DecodeQuery<Traits> query_;

@@ -87,9 +87,10 @@ class DecodeLoader {
     enter_segment();
   }
 
+  __device__ void look_up_first() { next_ = look_up(); }
+
   // Fills the ring.
-  __device__ void start() {
-    next_ = look_up();
+  __device__ void fill() {
 #pragma unroll 1
     for (int plane = 0; plane < Traits::kPlanes; ++plane) ask(plane % 2 == 0);
   }

@@ -189,11 +189,10 @@ __device__ inline void multiply_values(uint32_t plane,
   }
 }
 
-// The queries of a segment. With kScalesQuery a row is multiplied by a power of two that brings its largest number near
-// the largest of float16, and `scales` becomes its inverse for the rows of this lane's scores.
+// The queries of a segment, as they stand in memory.
 template <class Traits>
 __device__ inline void load_query(const AttendParams &p, int32_t group, int32_t first_token, int32_t num_rows,
-                                  int32_t kv_head, DecodeQuery<Traits> *query, float (&scales)[Traits::kRowTiles][2]) {
+                                  int32_t kv_head, DecodeQuery<Traits> *query) {
   using T = typename Traits::T;
   const int lane = threadIdx.x % 32;
   constexpr int kSteps = Traits::kDim / 16;
@@ -221,6 +220,17 @@ __device__ inline void load_query(const AttendParams &p, int32_t group, int32_t 
         }
       }
     }
+  }
+}
+
+// With kScalesQuery each row is multiplied by a power of two that brings its largest number near the largest of float16,
+// and `scales` becomes its inverse for the rows of this lane's scores; else 1.
+template <class Traits>
+__device__ inline void scale_query(DecodeQuery<Traits> *query, float (&scales)[Traits::kRowTiles][2]) {
+  const int lane = threadIdx.x % 32;
+  constexpr int kSteps = Traits::kDim / 16;
+#pragma unroll
+  for (int n = 0; n < Traits::kRowTiles; ++n) {
     scales[n][0] = scales[n][1] = 1.0f;
     if constexpr (Traits::kScalesQuery) {
       float largest = 0.0f;
