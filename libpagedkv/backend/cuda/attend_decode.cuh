@@ -68,13 +68,6 @@ __device__ inline void add_share(float4 *total, float share, const float4 &value
   total->z += share * value.z, total->w += share * value.w;
 }
 
-__device__ inline float max_warp(float value) {
-  return reduce_warp(value, [](float a, float b) { return fmaxf(a, b); });
-}
-__device__ inline float add_warp(float value) {
-  return reduce_warp(value, [](float a, float b) { return a + b; });
-}
-
 // The walk of a warp over its units [begin, end); parts of segments go to two slots of shared memory.
 template <class Traits>
 class DecodeWalk {

@@ -17,69 +17,95 @@ __device__ inline const float *find_part(const char *planes, int slot) {
                                                        : planes + slot / 2 * Traits::kRingBytes);
 }
 
-// A row over some of its keys, or the piece of one that kRowParts makes of it: four dims a lane; the maximum and the sum
-// of weights are those of all lanes.
+// A row over some of its keys, or the piece of one that kRowParts makes of it, in kLanes lanes: four or eight dims in each,
+// lane l has those from 4 l and from 4 (l + kLanes) on; the maximum and the sum of weights are those of all of them.
+template <int kLanes>
 struct DecodePartial {
+  static constexpr int kVectors = 32 / kLanes;
   float largest, sum;
-  float4 total;
+  float4 total[kVectors];
 };
 
-// A warp merges the parts of a row that the thread block has.
-template <class Traits>
-__device__ inline DecodePartial merge_slots(uint32_t members, int32_t row, const char *planes) {
-  constexpr int kAtOnce = 4;
-  const int lane = threadIdx.x % 32;
-  const bool has_dims = lane * 4 < Traits::kPartDims;
+template <int kLanes, class Operation>
+__device__ inline float reduce_lanes(float value, Operation operation) {
+#pragma unroll
+  for (int distance = kLanes / 2; distance > 0; distance /= 2) {
+    value = operation(value, __shfl_xor_sync(0xffffffffu, value, distance));
+  }
+  return value;
+}
+
+// kLanes lanes merge the parts of a row that the thread block has. The whole warp calls it.
+template <class Traits, int kLanes>
+__device__ inline DecodePartial<kLanes> merge_slots(uint32_t members, int32_t row, const char *planes) {
+  constexpr int kAtOnce = 4, kVectors = DecodePartial<kLanes>::kVectors;
+  static_assert(2 * Traits::kWarps <= kLanes);
+  const int lane = threadIdx.x % kLanes;
   const auto row_of = [&](int index) { return find_part<Traits>(planes, index) + row * Traits::kPartStride; };
   float2 state = {kLowest, 0.0f};  // maximum and sum: a slot a lane
   if ((members >> lane & 1) != 0) state = *reinterpret_cast<const float2 *>(row_of(lane) + Traits::kPartDims);
   int slots[kAtOnce];
-  float4 values[kAtOnce];
+  float4 values[kAtOnce][kVectors];
   const auto load_next = [&] {
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       slots[i] = __ffs(static_cast<int>(members)) - 1;
-      values[i] = {0.0f, 0.0f, 0.0f, 0.0f};
-      if (members != 0 && has_dims) values[i] = *reinterpret_cast<const float4 *>(row_of(slots[i]) + lane * 4);
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+        const int dim = (lane + v * kLanes) * 4;
+        values[i][v] = {0.0f, 0.0f, 0.0f, 0.0f};
+        if (members != 0 && dim < Traits::kPartDims) {
+          values[i][v] = *reinterpret_cast<const float4 *>(row_of(slots[i]) + dim);
+        }
+      }
       members &= members - 1;
     }
   };
   load_next();
-  DecodePartial result;
-  result.largest = max_warp(state.x);
+  DecodePartial<kLanes> result;
+  result.largest = reduce_lanes<kLanes>(state.x, [](float a, float b) { return fmaxf(a, b); });
   const float weight = raise_two(state.x - result.largest);
-  result.sum = add_warp(weight * state.y);
-  result.total = {0.0f, 0.0f, 0.0f, 0.0f};
+  result.sum = reduce_lanes<kLanes>(weight * state.y, [](float a, float b) { return a + b; });
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) result.total[v] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll 1
   for (;;) {
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) add_share(&result.total, __shfl_sync(0xffffffffu, weight, slots[i]), values[i]);
-    if (members == 0) return result;
+    for (int i = 0; i < kAtOnce; ++i) {
+      const float share = __shfl_sync(0xffffffffu, weight, slots[i], kLanes);
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) add_share(&result.total[v], share, values[i][v]);
+    }
+    if (!__any_sync(0xffffffffu, members != 0)) return result;
     load_next();
   }
 }
 
 // Adds `next` to `total`, each lane for itself.
-__device__ inline void merge_partial(DecodePartial *total, const DecodePartial &next) {
+__device__ inline void merge_partial(DecodePartial<32> *total, const DecodePartial<32> &next) {
   const float largest = fmaxf(total->largest, next.largest);
   const float shrink = raise_two(total->largest - largest), weight = raise_two(next.largest - largest);
-  const float4 before = total->total;
-  *total = {largest, total->sum * shrink + next.sum * weight, {0.0f, 0.0f, 0.0f, 0.0f}};
-  add_share(&total->total, shrink, before);
-  add_share(&total->total, weight, next.total);
+  const float4 before = total->total[0];
+  *total = {largest, total->sum * shrink + next.sum * weight, {{0.0f, 0.0f, 0.0f, 0.0f}}};
+  add_share(&total->total[0], shrink, before);
+  add_share(&total->total[0], weight, next.total[0]);
 }
 
-template <class Traits>
+template <class Traits, int kLanes>
 __device__ inline void write_partial(const AttendParams &p, int32_t group, const DecodeSlot &slot, int32_t row,
-                                     const DecodePartial &partial) {
-  const int lane = threadIdx.x % 32;
-  const int32_t piece = row % Traits::kRowParts, dim = piece * Traits::kPartDims + lane * 4;
+                                     bool is_row, const DecodePartial<kLanes> &partial) {
+  const int lane = threadIdx.x % kLanes;
+  const int32_t piece = row % Traits::kRowParts;
   int64_t offset;
-  const float factor = finish_decode_row(p, group, slot.first_token, row / Traits::kRowParts, true, slot.kv_head,
+  const float factor = finish_decode_row(p, group, slot.first_token, row / Traits::kRowParts, is_row, slot.kv_head,
                                          slot.value_scale, partial.largest, partial.sum, lane == 0 && piece == 0,
                                          &offset);
-  const bool has_dims = lane * 4 < Traits::kPartDims && (!Traits::kIsPadded || dim < p.kv.head_dim);
-  if (has_dims) write_dims<typename Traits::T>(p, offset + dim, partial.total, factor);
+#pragma unroll
+  for (int v = 0; v < DecodePartial<kLanes>::kVectors; ++v) {
+    const int32_t in_piece = (lane + v * kLanes) * 4, dim = piece * Traits::kPartDims + in_piece;
+    const bool has_dims = in_piece < Traits::kPartDims && (!Traits::kIsPadded || dim < p.kv.head_dim);
+    if (is_row && has_dims) write_dims<typename Traits::T>(p, offset + dim, partial.total[v], factor);
+  }
 }
 
 // Thread blocks that take part in a step. A few keys are not worth the merge of many; nor is it worth more parts of a
@@ -116,9 +142,9 @@ __device__ inline float4 load_come(const float4 *source) {
 }
 
 template <class Traits>
-__device__ inline void leave_partial(float *part, const DecodePartial &partial) {
+__device__ inline void leave_partial(float *part, const DecodePartial<32> &partial) {
   const int lane = threadIdx.x % 32;
-  const float4 &total = partial.total;
+  const float4 &total = partial.total[0];
   if (lane * 4 < Traits::kPartDims) {
     __stcg(reinterpret_cast<float4 *>(part + lane * 4),
            float4{as_come(total.x), as_come(total.y), as_come(total.z), as_come(total.w)});
@@ -132,11 +158,11 @@ __device__ inline void leave_partial(float *part, const DecodePartial &partial) 
 // A warp takes what thread blocks `first` up to `end`, this one, have left of a row, kPartsAtOnce on their way together,
 // and adds `own` to it.
 template <class Traits>
-__device__ DecodePartial take_partials(float *parts, int32_t first, int32_t end, int32_t row,
-                                       const DecodePartial &own) {
+__device__ DecodePartial<32> take_partials(float *parts, int32_t first, int32_t end, int32_t row,
+                                           const DecodePartial<32> &own) {
   const int lane = threadIdx.x % 32;
   const bool has_dims = lane * 4 < Traits::kPartDims;
-  DecodePartial result = {kLowest, 0.0f, {0.0f, 0.0f, 0.0f, 0.0f}};
+  DecodePartial<32> result = {kLowest, 0.0f, {{0.0f, 0.0f, 0.0f, 0.0f}}};
 #pragma unroll 1
   for (int32_t base = first; base < end; base += kPartsAtOnce) {
     // Of the first thread block the part that leaves it, of the others the one that comes.
@@ -172,13 +198,13 @@ __device__ DecodePartial take_partials(float *parts, int32_t first, int32_t end,
     for (int i = 0; i < kPartsAtOnce; ++i) {
       if (has_dims && base + i < end) *reinterpret_cast<float4 *>(part_of(i) + lane * 4) = zeros;
     }
-    DecodePartial next;
-    next.largest = max_warp(state.x);
+    DecodePartial<32> next;
+    next.largest = reduce_lanes<32>(state.x, [](float a, float b) { return fmaxf(a, b); });
     const float weight = raise_two(state.x - next.largest);
-    next.sum = add_warp(weight * state.y);
-    next.total = zeros;
+    next.sum = reduce_lanes<32>(weight * state.y, [](float a, float b) { return a + b; });
+    next.total[0] = zeros;
 #pragma unroll
-    for (int i = 0; i < kPartsAtOnce; ++i) add_share(&next.total, __shfl_sync(0xffffffffu, weight, i), values[i]);
+    for (int i = 0; i < kPartsAtOnce; ++i) add_share(&next.total[0], __shfl_sync(0xffffffffu, weight, i), values[i]);
     merge_partial(&result, next);
   }
   merge_partial(&result, own);
@@ -251,40 +277,60 @@ __device__ __forceinline__ void decode_share(const AttendParams &p, const Decode
   sync();
   if (!has_units) return;
 
-  // Parts of one segment stand in neighbouring slots that are in use; a lane has a slot. Rows of segments go to the warps
-  // in turn: those of what leaves the thread block come first, of what it waits for last.
+  // Parts of one segment stand in neighbouring slots that are in use; a lane has a slot.
+  constexpr uint32_t kAll = 0xffffffffu;
   const int32_t own_unit = lane < 2 * Traits::kWarps ? slots[lane].first_unit : -1;
-  const uint32_t used = __ballot_sync(0xffffffffu, own_unit >= 0);
+  const uint32_t used = __ballot_sync(kAll, own_unit >= 0);
+  if (used == 0) return;
   const uint32_t below = used & ((1u << lane) - 1);
-  const int32_t before = __shfl_sync(0xffffffffu, own_unit, below == 0 ? lane : 31 - __clz(static_cast<int>(below)));
-  const bool is_first = own_unit >= 0 && (below == 0 || before != own_unit);
-  const uint32_t firsts = __ballot_sync(0xffffffffu, is_first);
-  const int32_t own_rows = is_first ? slots[lane].num_rows * Traits::kRowParts : 0;
-  int32_t end_row = own_rows;  // of the segment that begins here, those from the last one on counted
-#pragma unroll
-  for (int distance = 1; distance < 2 * Traits::kWarps; distance *= 2) {
-    const int32_t above = __shfl_down_sync(0xffffffffu, end_row, distance);
-    if (lane + distance < 32) end_row += above;
-  }
-  const int32_t num_rows = __shfl_sync(0xffffffffu, end_row, 0);
-  float *const parts = launch.parts + static_cast<int64_t>(block) * (2 * Traits::kPartFloats);
-#pragma unroll 1
-  for (int32_t index = warp; index < num_rows; index += Traits::kWarps) {
-    const int first = 31 - __clz(static_cast<int>(__ballot_sync(0xffffffffu, is_first && end_row > index)));
-    const int32_t row = index - __shfl_sync(0xffffffffu, end_row - own_rows, first);
+  const int32_t before = __shfl_sync(kAll, own_unit, below == 0 ? lane : 31 - __clz(static_cast<int>(below)));
+  const uint32_t firsts = __ballot_sync(kAll, own_unit >= 0 && (below == 0 || before != own_unit));
+  const auto members_of = [&](int first) {
     const uint32_t from = ~0u << first, later = firsts & (from << 1);  // slots from it on; where later segments begin
-    const DecodeSlot slot = slots[first];
-    const bool comes = slot.first_unit + kSegmentUnits < begin, leaves = slot.first_unit + slot.num_units > end;
-    DecodePartial partial = merge_slots<Traits>(used & from & ((later & -later) - 1), row, planes);
-    if (leaves) {
-      leave_partial<Traits>(parts + (comes ? 0 : Traits::kPartFloats) + row * Traits::kPartStride, partial);
-      continue;
+    return used & from & ((later & -later) - 1);
+  };
+  float *const parts = launch.parts + static_cast<int64_t>(block) * (2 * Traits::kPartFloats);
+  const int leaving = 31 - __clz(static_cast<int>(firsts)), coming = __ffs(static_cast<int>(firsts)) - 1;
+  const DecodeSlot last = slots[leaving];
+  const bool comes = slots[coming].first_unit + kSegmentUnits < begin, leaves = last.first_unit + last.num_units > end;
+
+  // What leaves the thread block comes first, since others wait for it; a warp has a row.
+  if (leaves) {
+    float *const left = parts + (comes && coming == leaving ? 0 : Traits::kPartFloats);
+#pragma unroll 1
+    for (int32_t row = warp; row < last.num_rows * Traits::kRowParts; row += Traits::kWarps) {
+      leave_partial<Traits>(left + row * Traits::kPartStride, merge_slots<Traits, 32>(members_of(leaving), row, planes));
     }
-    if (comes) {
-      const int32_t first_block = shares.owner(slot.first_unit + kSegmentUnits) / Traits::kWarps;
-      partial = take_partials<Traits>(launch.parts, first_block, block, row, partial);
+  }
+
+  // Rows of segments that the thread block has whole; half a warp has a row.
+  const uint32_t whole = firsts & ~(leaves ? 1u << leaving : 0u) & ~(comes ? 1u << coming : 0u);
+  if (whole != 0) {
+    const int32_t own_rows = (whole >> lane & 1) != 0 ? slots[lane].num_rows * Traits::kRowParts : 0;
+    const int32_t end_row = scan_warp(own_rows, lane), num_rows = __shfl_sync(kAll, end_row, 31);
+    const int half = 2 * warp + lane / 16;
+#pragma unroll 1
+    for (int32_t base = 0; base < num_rows; base += 2 * Traits::kWarps) {
+      const int32_t index = min(base + half, num_rows - 1);
+      const uint32_t done = __ballot_sync(kAll, end_row > min(base + 2 * warp, num_rows - 1));
+      const uint32_t next_done = __ballot_sync(kAll, end_row > min(base + 2 * warp + 1, num_rows - 1));
+      const int first = __ffs(static_cast<int>(lane < 16 ? done : next_done)) - 1;
+      const int32_t row = index - __shfl_sync(kAll, end_row - own_rows, first);
+      const auto partial = merge_slots<Traits, 16>(members_of(first), row, planes);
+      write_partial<Traits>(p, launch.group, slots[first], row, base + half < num_rows, partial);
     }
-    write_partial<Traits>(p, launch.group, slot, row, partial);
+  }
+
+  // What the thread block waits for comes last.
+  if (comes && !(leaves && coming == leaving)) {
+    const DecodeSlot slot = slots[coming];
+    const int32_t first_block = shares.owner(slot.first_unit + kSegmentUnits) / Traits::kWarps;
+#pragma unroll 1
+    for (int32_t row = warp; row < slot.num_rows * Traits::kRowParts; row += Traits::kWarps) {
+      const auto own = merge_slots<Traits, 32>(members_of(coming), row, planes);
+      write_partial<Traits>(p, launch.group, slot, row, true,
+                            take_partials<Traits>(launch.parts, first_block, block, row, own));
+    }
   }
 }
 
