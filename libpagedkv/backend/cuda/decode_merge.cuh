@@ -245,7 +245,7 @@ __device__ __forceinline__ void decode_share(const AttendParams &p, const Decode
   DecodeSlot *const slots = shared->slots;
 
   const int32_t num_sequences = static_cast<int32_t>(p.tables.num_sequences);
-  const bool is_small = num_sequences <= 32;
+  const bool is_small = num_sequences <= DecodeLanes<kTileKeys, kRows>::kMost;
   const int32_t strip = (num_sequences + Traits::kThreads - 1) / Traits::kThreads;
   DecodeLanes<kTileKeys, kRows> lanes;
   const int32_t num_units = p.kv.num_kv_heads *

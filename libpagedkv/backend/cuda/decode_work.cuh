@@ -105,43 +105,66 @@ __device__ inline int32_t scan_warp(int32_t value, int lane) {
   return value;
 }
 
-// Up to 32 sequences: every warp has them all, one a lane, and none waits for another.
+// Up to kMost sequences: every warp has them all, a lane as many neighbouring ones as it takes, and none waits for
+// another.
 template <int kTileKeys, int kRows>
 class DecodeLanes {
  public:
+  static constexpr int kPerLane = 4, kMost = 32 * kPerLane;
+
   // Returns the units of one KV head of all sequences.
   __device__ int32_t add_up(const AttendParams &p) {
     const int lane = threadIdx.x % 32;
-    own_ = {};
     const int num_sequences = static_cast<int>(p.tables.num_sequences);
-    if (lane < num_sequences) own_ = read_sequence<kTileKeys, kRows>(p, lane);
-    end_unit_ = own_.num_units();
+    per_lane_ = (num_sequences + 31) / 32;
+    int32_t own = 0;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      own_[i] = {};
+      if (i >= per_lane_) continue;
+      const int sequence = lane * per_lane_ + i;
+      if (sequence < num_sequences) own_[i] = read_sequence<kTileKeys, kRows>(p, sequence);
+    }
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) own += own_[i].num_units();
+    end_unit_ = own;
 #pragma unroll 1
-    for (int distance = 1; distance < num_sequences; distance *= 2) {
+    for (int distance = 1; distance < min(num_sequences, 32); distance *= 2) {
       const int32_t before = __shfl_up_sync(0xffffffffu, end_unit_, distance);
       if (lane >= distance) end_unit_ += before;
     }
-    return __shfl_sync(0xffffffffu, end_unit_, num_sequences - 1);
+    first_unit_ = end_unit_ - own;
+    return __shfl_sync(0xffffffffu, end_unit_, min(num_sequences - 1, 31));
   }
 
   // The cursor of the first tile from a unit on that exists, which becomes the unit of that tile.
   __device__ DecodeCursor<kTileKeys, kRows> find(const AttendParams &p, int32_t *unit) const {
     constexpr uint32_t kAll = 0xffffffffu;
+    const int owner = __ffs(static_cast<int>(__ballot_sync(kAll, end_unit_ * p.kv.num_kv_heads > *unit))) - 1;
+    // What the lane would take for the one, if it was the owner.
+    DecodeSequence own = own_[0];
+    int32_t before = first_unit_, index = 0;
+#pragma unroll
+    for (int i = 1; i < kPerLane; ++i) {
+      if (i >= per_lane_) break;
+      const int32_t end = before + own.num_units();
+      if (index == i - 1 && end * p.kv.num_kv_heads <= *unit) before = end, own = own_[i], index = i;
+    }
     DecodeCursor<kTileKeys, kRows> cursor;
-    cursor.sequence = __ffs(static_cast<int>(__ballot_sync(kAll, end_unit_ * p.kv.num_kv_heads > *unit))) - 1;
-    cursor.now.first_token = __shfl_sync(kAll, own_.first_token, cursor.sequence);
-    cursor.now.query_len = __shfl_sync(kAll, own_.query_len, cursor.sequence);
-    cursor.now.begin = __shfl_sync(kAll, own_.begin, cursor.sequence);
-    cursor.now.end = __shfl_sync(kAll, own_.end, cursor.sequence);
-    cursor.now.num_tiles = __shfl_sync(kAll, own_.num_tiles, cursor.sequence);
-    const int32_t before = __shfl_sync(kAll, end_unit_, cursor.sequence) - cursor.now.num_units();
-    *unit += cursor.enter(*unit - before * p.kv.num_kv_heads);
+    cursor.sequence = owner * per_lane_ + __shfl_sync(kAll, index, owner);
+    cursor.now.first_token = __shfl_sync(kAll, own.first_token, owner);
+    cursor.now.query_len = __shfl_sync(kAll, own.query_len, owner);
+    cursor.now.begin = __shfl_sync(kAll, own.begin, owner);
+    cursor.now.end = __shfl_sync(kAll, own.end, owner);
+    cursor.now.num_tiles = __shfl_sync(kAll, own.num_tiles, owner);
+    *unit += cursor.enter(*unit - __shfl_sync(kAll, before, owner) * p.kv.num_kv_heads);
     return cursor;
   }
 
  private:
-  DecodeSequence own_;
-  int32_t end_unit_;  // of one KV head, behind the sequence; of lanes without one it means nothing
+  int32_t per_lane_;  // the lane has sequences lane * per_lane_ and on
+  DecodeSequence own_[kPerLane];
+  int32_t first_unit_, end_unit_;  // of one KV head, before and behind them; of lanes without one they mean nothing
 };
 
 // More of them. Units of the sequences, summed up by strips: thread t has sequences t * strip and on. In shared memory.
