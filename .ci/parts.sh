@@ -79,7 +79,7 @@ build_and_test() {
 }
 
 # With assertions, and optimised as far as traces stay readable.
-debug=(-DCMAKE_BUILD_TYPE=Debug -DCMAKE_C_FLAGS_DEBUG="-g -O1" -DCMAKE_CXX_FLAGS_DEBUG="-g -O1")
+debug=(-DCMAKE_BUILD_TYPE=Debug -DCMAKE_C_FLAGS_DEBUG="-g1 -O1" -DCMAKE_CXX_FLAGS_DEBUG="-g1 -O1")
 
 asan_ubsan=(-DPAGEDKV_CUDA=OFF -DPAGEDKV_SANITIZE=address,undefined "${debug[@]}")
 
