@@ -251,8 +251,9 @@ __device__ __forceinline__ void decode_share(const AttendParams &p, const Decode
   const int32_t num_units = p.kv.num_kv_heads *
                             (is_small ? lanes.add_up(p)
                                       : shared->strips.template add_up<kTileKeys, kRows>(p, strip, thread, sync));
-  const int32_t num_active = count_active<Traits>(num_units, num_sequences * p.kv.num_kv_heads, num_blocks);
-  const DecodeShares shares(num_units, num_active * Traits::kWarps);
+  const int32_t num_segments = num_sequences * p.kv.num_kv_heads;
+  const int32_t num_active = count_active<Traits>(num_units, num_segments, num_blocks);
+  const DecodeShares shares(num_units, num_active * Traits::kWarps, num_segments);
   const int32_t first_warp = block * Traits::kWarps;
   const int32_t begin = shares.begin(first_warp), end = shares.begin(first_warp + Traits::kWarps);
   const bool has_units = block < num_active && end > begin;

@@ -73,27 +73,44 @@ struct DecodeCursor {
   }
 };
 
-// Equal ranges of units, in order. Those that are longer by one are spread evenly: where segments of one length are a
-// multiple or a fraction of the ranges, they begin and end with them.
-struct DecodeShares {
-  int32_t size, rest, num_ranges;
+// Equal ranges of units, in order. Those that are longer by one are spread evenly. Where each segment of a step could have
+// a whole number of ranges, if all are of one length, ranges begin with segments, and what a beginning costs is left out:
+// each of their warps has one. A tile is much for a warp that has thirty of them.
+class DecodeShares {
+ public:
+  __device__ DecodeShares(int32_t num_units, int32_t num_ranges, int32_t num_segments)
+      : group_units_(num_units), group_ranges_(num_ranges), lead_(0) {
+    if (num_segments > 0 && num_segments < num_ranges) {
+      const auto ranges = static_cast<int32_t>(divide_small(num_ranges, num_segments));
+      const auto units = static_cast<int32_t>(divide_small(num_units, num_segments));
+      if (ranges * num_segments == num_ranges && units * num_segments == num_units) {
+        group_units_ = units, group_ranges_ = ranges, lead_ = kSegmentUnits;
+      }
+    }
+    size_ = static_cast<int32_t>(static_cast<uint32_t>(group_units_ - lead_) / static_cast<uint32_t>(group_ranges_));
+    rest_ = group_units_ - lead_ - size_ * group_ranges_;
+  }
 
-  __device__ DecodeShares(int32_t num_units, int32_t ranges)
-      : size(static_cast<int32_t>(static_cast<uint32_t>(num_units) / static_cast<uint32_t>(ranges))),
-        rest(num_units - size * ranges), num_ranges(ranges) {}
-
-  // floor(range * units / ranges)
   __device__ int32_t begin(int32_t range) const {
-    return range * size + static_cast<int32_t>(divide_small(static_cast<uint32_t>(range * rest),
-                                                            static_cast<uint32_t>(num_ranges)));
+    const auto group = static_cast<int32_t>(divide_small(range, group_ranges_));
+    const int32_t in_group = range - group * group_ranges_;
+    const int32_t rests = static_cast<int32_t>(divide_small(in_group * rest_, group_ranges_));
+    return group * group_units_ + (in_group > 0 ? lead_ + in_group * size_ + rests : 0);
   }
   __device__ int32_t owner(int32_t unit) const {
-    const float mean = static_cast<float>(size) + __fdividef(static_cast<float>(rest), static_cast<float>(num_ranges));
-    int32_t range = static_cast<int32_t>(__fdividef(static_cast<float>(unit), mean));  // or a neighbour
+    const auto group = static_cast<int32_t>(divide_small(unit, group_units_));
+    const auto in_group = static_cast<float>(max(unit - group * group_units_ - lead_, 0));
+    const float mean = static_cast<float>(size_) + __fdividef(static_cast<float>(rest_), static_cast<float>(group_ranges_));
+    int32_t range = group * group_ranges_ + static_cast<int32_t>(__fdividef(in_group, mean));  // or a neighbour
     while (begin(range) > unit) --range;
     while (begin(range + 1) <= unit) ++range;
     return range;
   }
+
+ private:
+  int32_t group_units_, group_ranges_;  // of a segment, or of the whole step
+  int32_t lead_;                        // units of the first range of a group beyond its share
+  int32_t size_, rest_;                 // of the ranges' equal shares
 };
 
 __device__ inline int32_t scan_warp(int32_t value, int lane) {
