@@ -85,8 +85,9 @@ class DecodeWalk {
 
   __device__ void run(DecodeSlot *slots) {
     loader_.look_up_first();
-    load_segment();  // before all those copies are on their way, which it would wait behind
-    loader_.fill();
+    loader_.fill(0, 2);
+    load_segment();  // behind the first copies, but before it would have to wait for all of them
+    loader_.fill(2, Traits::kPlanes);
     start_segment();
     for (;;) {
       wait_barrier(&warp_.full[ring_.plane], ring_.phase);

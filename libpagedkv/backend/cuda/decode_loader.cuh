@@ -89,10 +89,10 @@ class DecodeLoader {
 
   __device__ void look_up_first() { next_ = look_up(); }
 
-  // Fills the ring.
-  __device__ void fill() {
+  // Asks for the first planes of the ring, from `first` up to `end`.
+  __device__ void fill(int first, int end) {
 #pragma unroll 1
-    for (int plane = 0; plane < Traits::kPlanes; ++plane) ask(plane % 2 == 0);
+    for (int plane = first; plane < end; ++plane) ask(plane % 2 == 0);
   }
 
   // After K of a tile was used, then after V: its plane is free for the next one in turn.

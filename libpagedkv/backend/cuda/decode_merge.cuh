@@ -245,12 +245,14 @@ __device__ __forceinline__ void decode_share(const AttendParams &p, const Decode
   DecodeSlot *const slots = shared->slots;
 
   const int32_t num_sequences = static_cast<int32_t>(p.tables.num_sequences);
-  const bool is_small = num_sequences <= DecodeLanes<kTileKeys, kRows>::kMost;
+  DecodeLanes<kTileKeys, kRows, 1> few;
+  DecodeLanes<kTileKeys, kRows, 4> more;
+  const bool is_few = num_sequences <= few.kMost, is_more = num_sequences <= more.kMost;
   const int32_t strip = (num_sequences + Traits::kThreads - 1) / Traits::kThreads;
-  DecodeLanes<kTileKeys, kRows> lanes;
-  const int32_t num_units = p.kv.num_kv_heads *
-                            (is_small ? lanes.add_up(p)
-                                      : shared->strips.template add_up<kTileKeys, kRows>(p, strip, thread, sync));
+  const int32_t num_units =
+      p.kv.num_kv_heads * (is_few    ? few.add_up(p)
+                           : is_more ? more.add_up(p)
+                                     : shared->strips.template add_up<kTileKeys, kRows>(p, strip, thread, sync));
   const int32_t num_segments = num_sequences * p.kv.num_kv_heads;
   const int32_t num_active = count_active<Traits>(num_units, num_segments, num_blocks);
   const DecodeShares shares(num_units, num_active * Traits::kWarps, num_segments);
@@ -261,8 +263,9 @@ __device__ __forceinline__ void decode_share(const AttendParams &p, const Decode
     int32_t warp_begin = shares.begin(first_warp + warp);
     const int32_t warp_end = shares.begin(first_warp + warp + 1);
     if (warp_begin < warp_end) {
-      const auto cursor = is_small ? lanes.find(p, &warp_begin)
-                                   : shared->strips.template find<kTileKeys, kRows>(p, strip, &warp_begin);
+      const auto cursor = is_few    ? few.find(p, &warp_begin)
+                          : is_more ? more.find(p, &warp_begin)
+                                    : shared->strips.template find<kTileKeys, kRows>(p, strip, &warp_begin);
       if (warp_begin < warp_end) {
         DecodeWarp<Traits> &own = shared->warps[warp];  // written by every lane, the same
         own.ahead = own.now = cursor;
@@ -296,8 +299,9 @@ __device__ __forceinline__ void decode_share(const AttendParams &p, const Decode
   const bool comes = slots[coming].first_unit + kSegmentUnits < begin, leaves = last.first_unit + last.num_units > end;
 
   // What leaves the thread block comes first, since others wait for it; a warp has a row.
+  const bool passes = comes && leaves && coming == leaving;  // one segment, which has the thread block whole
   if (leaves) {
-    float *const left = parts + (comes && coming == leaving ? 0 : Traits::kPartFloats);
+    float *const left = parts + (passes ? 0 : Traits::kPartFloats);
 #pragma unroll 1
     for (int32_t row = warp; row < last.num_rows * Traits::kRowParts; row += Traits::kWarps) {
       leave_partial<Traits>(left + row * Traits::kPartStride, merge_slots<Traits, 32>(members_of(leaving), row, planes));
@@ -309,21 +313,20 @@ __device__ __forceinline__ void decode_share(const AttendParams &p, const Decode
   if (whole != 0) {
     const int32_t own_rows = (whole >> lane & 1) != 0 ? slots[lane].num_rows * Traits::kRowParts : 0;
     const int32_t end_row = scan_warp(own_rows, lane), num_rows = __shfl_sync(kAll, end_row, 31);
-    const int half = 2 * warp + lane / 16;
 #pragma unroll 1
-    for (int32_t base = 0; base < num_rows; base += 2 * Traits::kWarps) {
-      const int32_t index = min(base + half, num_rows - 1);
-      const uint32_t done = __ballot_sync(kAll, end_row > min(base + 2 * warp, num_rows - 1));
-      const uint32_t next_done = __ballot_sync(kAll, end_row > min(base + 2 * warp + 1, num_rows - 1));
-      const int first = __ffs(static_cast<int>(lane < 16 ? done : next_done)) - 1;
+    for (int32_t base = 2 * warp; base < num_rows; base += 2 * Traits::kWarps) {
+      const int32_t index = min(base + lane / 16, num_rows - 1);
+      const uint32_t lower = __ballot_sync(kAll, end_row > base);
+      const uint32_t upper = __ballot_sync(kAll, end_row > min(base + 1, num_rows - 1));
+      const int first = __ffs(static_cast<int>(lane < 16 ? lower : upper)) - 1;
       const int32_t row = index - __shfl_sync(kAll, end_row - own_rows, first);
       const auto partial = merge_slots<Traits, 16>(members_of(first), row, planes);
-      write_partial<Traits>(p, launch.group, slots[first], row, base + half < num_rows, partial);
+      write_partial<Traits>(p, launch.group, slots[first], row, base + lane / 16 < num_rows, partial);
     }
   }
 
   // What the thread block waits for comes last.
-  if (comes && !(leaves && coming == leaving)) {
+  if (comes && !passes) {
     const DecodeSlot slot = slots[coming];
     const int32_t first_block = shares.owner(slot.first_unit + kSegmentUnits) / Traits::kWarps;
 #pragma unroll 1

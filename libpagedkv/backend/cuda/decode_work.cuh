@@ -124,16 +124,16 @@ __device__ inline int32_t scan_warp(int32_t value, int lane) {
 
 // Up to kMost sequences: every warp has them all, a lane as many neighbouring ones as it takes, and none waits for
 // another.
-template <int kTileKeys, int kRows>
+template <int kTileKeys, int kRows, int kPerLane>
 class DecodeLanes {
  public:
-  static constexpr int kPerLane = 4, kMost = 32 * kPerLane;
+  static constexpr int kMost = 32 * kPerLane;
 
   // Returns the units of one KV head of all sequences.
   __device__ int32_t add_up(const AttendParams &p) {
     const int lane = threadIdx.x % 32;
     const int num_sequences = static_cast<int>(p.tables.num_sequences);
-    per_lane_ = (num_sequences + 31) / 32;
+    per_lane_ = kPerLane == 1 ? 1 : (num_sequences + 31) / 32;
     int32_t own = 0;
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
