@@ -61,7 +61,7 @@ struct AttendTraits {
   using T = typename DtypeOf<kQuery>::Type;
   static constexpr pkv_dtype kStoredDtype = kStored;
   static constexpr bool kIsWidened = kStored != kQuery;
-  static constexpr float kLargestCode = kIsWidened ? largest_code<typename DtypeOf<kStored>::Type>() : 1.0f;
+  static constexpr float kLargestCode = largest_code<typename DtypeOf<kStored>::Type>();
   static constexpr int kDim = kHeadDim;
   static constexpr int kRows = kTileRows;
   static constexpr bool kSharesRows = kTileRows == kNarrowTileRows;  // all warps have the same rows

@@ -94,9 +94,11 @@ __device__ inline void store_codes(float first, float second, int8_t *target) {
   target[1] = from_float<int8_t>(second);
 }
 
-// Largest magnitude that a quantised type holds: what a row's largest magnitude is scaled to.
+// Largest magnitude that a quantised type holds: what a row's largest magnitude is scaled to. 1 for others.
 template <class T>
-__host__ __device__ constexpr float largest_code();
+__host__ __device__ constexpr float largest_code() {
+  return 1.0f;
+}
 template <>
 __host__ __device__ constexpr float largest_code<__nv_fp8_e4m3>() {
   return 448.0f;
