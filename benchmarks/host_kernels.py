@@ -8,7 +8,7 @@ and 8 KV heads of 128 elements, blocks of 16 tokens, queries of the dtype of K a
 Rates of decode count the K and V bytes that are read, of write_kv those that are stored, of prefill two operations for
 each multiply-add under the causal mask. Fastest and median of the runs after a warm-up.
 
-The ceilings of the same run: bytes that a plain reduction reads from memory (the fastest of four of NumPy's), those
+The ceilings of the same run: bytes that a plain reduction reads from memory (the fastest of five of NumPy's), those
 that a copy reads and writes, the rate of NumPy's float32 matrix product of 2048. If PyTorch is installed, its
 scaled_dot_product_attention has the same sizes over contiguous K and V, with queries of the dtype of K and V; at decode
 the four query heads of a KV head are given to it as four queries, which is the fastest way to ask.
@@ -27,10 +27,11 @@ import subprocess
 import sys
 import time
 
-import numpy as np
-from replay_traces import ROOT, describe_machine, find_commit
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # what measure_read() shares out itself
+import numpy as np  # noqa: E402
+from replay_traces import ROOT, describe_machine, find_commit  # noqa: E402
 
-import pagedkv
+import pagedkv  # noqa: E402
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 16
 NUM_SEQUENCES, CONTEXT, PROMPT = 8, 4096, 1024
@@ -154,9 +155,10 @@ def find_torch_version():
 
 
 def measure_read(threads):
-    array = np.ones(1 << 26, np.float32)
+    array, vector = np.ones(1 << 26, np.float32), np.ones(1 << 12, np.float32)
     reductions = [lambda part: part.dot(part), np.max, lambda part: np.bitwise_or.reduce(part.view(np.uint64)),
-                  lambda part: np.max(part.view(np.int8))]
+                  lambda part: np.max(part.view(np.int8)),
+                  lambda part: part.reshape(-1, vector.size) @ vector]  # several rows at once: several streams
     parts = np.split(array, threads)
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
         run = (lambda f: f(array)) if threads == 1 else (lambda f: list(pool.map(f, parts)))

@@ -44,7 +44,7 @@ def make_tables():
         "replay-concurrent": make_concurrent(replay),
         "replay-prefix": make_prefix(replay),
         "replay-conditions": make_conditions(replay),
-        "host-kernels": make_host_kernels(load_newest("host-kernels")),
+        "host-kernels": "\n".join(map(make_host_kernels, load_each_processor("host-kernels"))),
         "manager-peers": make_manager_peers(load_newest("manager-peers")),
         "manager-growth": make_manager_growth(load_newest("manager-growth")),
         "stepping": make_stepping(load_newest("stepping")),
@@ -61,6 +61,15 @@ def load_newest(kind):
     report = json.loads(path.read_text(encoding="utf-8"))
     report["file"] = str(path.relative_to(ROOT))
     return report
+
+
+def load_each_processor(kind):
+    """The newest results of each processor."""
+    reports = {}
+    for path in sorted(RESULTS.glob(f"{kind}-[0-9]*.json")):
+        report = json.loads(path.read_text(encoding="utf-8"))
+        reports[report["machine"]["processor"]] = {**report, "file": str(path.relative_to(ROOT))}
+    return reports.values()
 
 
 def make_printed(replay):

@@ -20,7 +20,8 @@ constexpr int64_t kQueryStride = kTileRows * 4, kWeightStride = kTileKeys * 2, k
 // gcc's tile loads do not say that they read memory.
 PKV_INLINE void finish_stores() { asm volatile("" : : : "memory"); }
 
-// Tiles 2, 3 and 7 have rows for few queries when they are used for values; see AmxProducts.
+// Where queries are few, tiles 2, 3 and 7, of values, have a row for each, and 0, 1 and 6, of scores, a column: loads of
+// queries that cross lines are several times as slow. See AmxProducts.
 struct alignas(64) TileShapes {
   uint8_t palette = 1, first_row = 0, unused[14] = {};
   uint16_t row_bytes[16] = {};
@@ -28,8 +29,9 @@ struct alignas(64) TileShapes {
 
   explicit TileShapes(int num_queries) {
     for (int i = 0; i < 8; ++i) {
-      row_bytes[i] = 64;
-      num_rows[i] = static_cast<uint8_t>((i == 2 || i == 3 || i == 7) && num_queries < 16 ? num_queries : 16);
+      const bool is_few = num_queries < 16;
+      row_bytes[i] = static_cast<uint16_t>((i == 0 || i == 1 || i == 6) && is_few ? num_queries * 4 : 64);
+      num_rows[i] = static_cast<uint8_t>((i == 2 || i == 3 || i == 7) && is_few ? num_queries : 16);
     }
   }
 };
@@ -70,6 +72,23 @@ PKV_INLINE __m512i add_specials(__m512i found, Pairs pairs) {
 }
 PKV_INLINE bool has_specials(__m512i found) { return _mm512_movepi16_mask(found) != 0; }
 
+// Fetches rows ahead line by line, in the order of memory.
+class RowFetcher {
+ public:
+  RowFetcher(const char *const *rows, int first, int64_t row_bytes) : row_(rows + first), row_bytes_(row_bytes) {}
+  PKV_INLINE void fetch() {
+    __builtin_prefetch(*row_ + at_, 0, 2);
+    at_ += 64;
+    if (at_ < row_bytes_) return;
+    at_ = 0;
+    ++row_;
+  }
+
+ private:
+  const char *const *row_;
+  int64_t row_bytes_, at_ = 0;
+};
+
 // The products over stored elements T. Tiles of scores: sums 0 to 3, K 4 and 5, queries 6 and 7; of values: sums 0 to
 // 3, or 2 and 3 for up to 16 rows, V 4 and 5, weights 6 and 7, or 7.
 template <class T>
@@ -105,7 +124,8 @@ struct AmxProducts {
     const char *queries = reinterpret_cast<const char *>(scratch->queries) + (head_row + first) * 4;
     finish_stores();
     for (int t = 0; t < num_keys; t += 32) {
-      score_keys(rows[t / 16], rows[t / 16 + 1], next.k + t, dim, queries, num_rows > 16, sums + t * kTileRows);
+      RowFetcher fetcher(next.k, t * kFetchedByScore / kTileKeys, dim * T::kBytes);
+      score_keys(rows[t / 16], rows[t / 16 + 1], fetcher, dim, queries, num_rows > 16, sums + t * kTileRows);
     }
     for (int t = 0; t < num_keys; t += 16) {
       for (int r = 0; r < num_rows; r += 4) {
@@ -117,6 +137,14 @@ struct AmxProducts {
     }
   }
 
+  // Fetches what score() left, a part for each of the rows.
+  static void fetch_between(const KeyTable &next, int64_t dim, int row, int num_rows) {
+    if (T::kBytes == 1) return;
+    constexpr int kLeft = kTileKeys - kFetchedByScore;
+    const int end = kFetchedByScore + (row + 1) * kLeft / num_rows;
+    for (int t = kFetchedByScore + row * kLeft / num_rows; t < end; ++t) fetch_row(next.k[t], dim);
+  }
+
   static void add(KeyTable *keys, const KeyTable &next, int num_keys, const int *begins, const int *ends,
                   const uint64_t *hidden, int64_t dim, const TileState &state, TileScratch *scratch) {
     const int first = keys->first_row, num_rows = keys->end_row - first;
@@ -126,36 +154,36 @@ struct AmxProducts {
       split_weights(scratch->scores + (first + r) * kTileKeys, sees_any ? keys->end : 0, (num_keys + 31) & ~31,
                     weights[0] + r * kWeightStride, weights[1] + r * kWeightStride);
     }
-    char *const values = reinterpret_cast<char *>(scratch->keys);
-    const uint64_t specials = interleave(keys->v, next.v, num_keys, dim, values);
-    finish_stores();
+    // A group of all rows at a time: the tiles of whole rows would drive each other out of the first cache.
+    const T type;
+    alignas(64) char values[T::kVecs * 4 * kTileBytes];
     alignas(64) float sums[2][kTileRows * kTileDims];
     float *const out = state.out + first * state.out_stride;
-    for (int64_t d = 0; d < dim; d += kTileDims) {
-      const char *at = values + d / kTileDims * 4 * kTileBytes;
-      float *const now = sums[d / kTileDims % 2];
-      if (num_rows > 16) {
-        multiply_many(at, num_keys, weights[0], weights[1], now);
-      } else {
-        multiply_few(at, num_keys, weights[0], weights[1], now);
+    RowFetcher fetcher(next.v, 0, dim * T::kBytes);
+    for (int64_t group = 0; group < dim; group += T::kGroup) {
+      const uint64_t specials = interleave(type, keys->v, &fetcher, num_keys, group, dim, values);
+      finish_stores();
+      for (int64_t d = group; d < dim && d < group + T::kGroup; d += kTileDims) {
+        const char *at = values + (d - group) / kTileDims * 4 * kTileBytes;
+        float *const now = sums[d / kTileDims % 2];
+        if (num_rows > 16) {
+          multiply_many(at, num_keys, weights[0], weights[1], now);
+        } else {
+          multiply_few(at, num_keys, weights[0], weights[1], now);
+        }
+        if (d > 0) add_sums(sums[(d / kTileDims + 1) % 2], num_rows, d - kTileDims, out, state.out_stride);
       }
-      if (d > 0) add_sums(sums[(d / kTileDims + 1) % 2], num_rows, d - kTileDims, out, state.out_stride);
+      if (specials != 0) add_special(*keys, specials, begins, ends, hidden, group, dim, state, scratch->scores);
     }
     const int64_t last = (dim - 1) / kTileDims;
     add_sums(sums[last % 2], num_rows, last * kTileDims, out, state.out_stride);
-    if (specials != 0) {
-      for (int r = first; r < keys->end_row; ++r) {
-        for (uint64_t left = hidden == nullptr ? specials : specials & ~hidden[r]; left != 0; left &= left - 1) {
-          const int t = __builtin_ctzll(left);
-          if (t < begins[r] || t >= ends[r]) continue;
-          add_rows<typename T::Float, 1, false>(keys->v, keys->v, t, t + 1, scratch->scores + r * kTileKeys,
-                                                state.out + r * state.out_stride, state.out_stride, dim);
-        }
-      }
-    }
   }
 
  private:
+  // Rows of K that score() fetches, of those of a tile; the others are fetched between the products, so that memory is
+  // asked evenly.
+  static constexpr int kFetchedByScore = 40;
+
   struct Rows {  // 16 of them
     const char *first;
     int64_t stride;
@@ -203,12 +231,12 @@ struct AmxProducts {
   }
 
   // sums[j][r] = key j of a, then of b, times query r.
-  static void score_keys(Rows a, Rows b, const char *const *ahead, int64_t dim, const char *queries, bool is_many,
+  static void score_keys(Rows a, Rows b, RowFetcher fetcher, int64_t dim, const char *queries, bool is_many,
                          float *sums) {
     float *const second = sums + 16 * kTileRows;
-    const auto fetch = [&](int64_t d, const char *const *ahead) {
+    const auto fetch = [&] {
       if (T::kBytes == 1) return;
-      PKV_UNROLL for (int i = 0; i < 16; ++i) __builtin_prefetch(ahead[i] + d * 2, 0, 2);
+      PKV_UNROLL for (int i = 0; i < kFetchedByScore / 4; ++i) fetcher.fetch();
     };
     _tile_zero(0);
     _tile_zero(1);
@@ -217,10 +245,10 @@ struct AmxProducts {
         _tile_loadd(6, queries, kQueryStride);
         _tile_loadd(4, a.first + d * 2, a.stride);
         _tile_dpbf16ps(0, 4, 6);
-        fetch(d, ahead);
+        fetch();
         _tile_loadd(5, b.first + d * 2, b.stride);
         _tile_dpbf16ps(1, 5, 6);
-        fetch(d, ahead + 16);
+        fetch();
       }
       _tile_stored(0, sums, kSumStride);
       _tile_stored(1, second, kSumStride);
@@ -237,8 +265,8 @@ struct AmxProducts {
       _tile_loadd(5, b.first + d * 2, b.stride);
       _tile_dpbf16ps(1, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
-      fetch(d, ahead);
-      fetch(d, ahead + 16);
+      fetch();
+      fetch();
     }
     _tile_stored(0, sums, kSumStride);
     _tile_stored(1, second, kSumStride);
@@ -262,63 +290,70 @@ struct AmxProducts {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(v), 16));
   }
 
-  // V as tiles of pairs of keys, one for the first halves of each eight elements and one for the second: first by 32
-  // elements, then by 32 keys. Gives the keys with infinities or NaN, as bits, for which there are zeros.
-  static uint64_t interleave(const char *const *values, const char *const *ahead, int num_keys, int64_t dim,
-                             char *to) {
-    const T type;
+  // A group of V at d as tiles of pairs of keys, one for the first halves of each eight elements and one for the second:
+  // first by 32 elements, then by 32 keys. Gives the keys with infinities or NaN in the group, as bits, for which there
+  // are zeros.
+  static uint64_t interleave(const T &type, const char *const *values, RowFetcher *fetcher, int num_keys,
+                             int64_t d, int64_t dim, char *to) {
     uint64_t specials = 0;
     const int num_all = (num_keys + 31) & ~31;
     for (int t = 0; t < num_all; t += 2) {
       char *const tiles = to + t / 32 * 2 * kTileBytes + t % 32 / 2 * 64;
       const bool is_there = t < num_keys;
       const char *a = is_there ? values[t] : kZeroRow, *b = is_there ? values[t + 1] : kZeroRow;
-      if (!interleave_two<true>(type, a, b, ahead[t], ahead[t + 1], dim, tiles)) continue;
-      if (is_special(type, a, dim)) {
+      fetcher->fetch();
+      fetcher->fetch();
+      if (!interleave_two(type, a, b, d, dim, tiles)) continue;
+      if (is_special(type, a, d, dim)) {
         specials |= uint64_t{1} << t;
         a = kZeroRow;
       }
-      if (is_special(type, b, dim)) {
+      if (is_special(type, b, d, dim)) {
         specials |= uint64_t{2} << t;
         b = kZeroRow;
       }
-      interleave_two<false>(type, a, b, a, b, dim, tiles);
+      interleave_two(type, a, b, d, dim, tiles);
     }
     return specials;
   }
 
   // Whether any element is infinite or NaN.
-  template <bool kFetches>
-  PKV_INLINE static bool interleave_two(const T &type, const char *a, const char *b, const char *a_ahead,
-                                        const char *b_ahead, int64_t dim, char *to) {
+  PKV_INLINE static bool interleave_two(const T &type, const char *a, const char *b, int64_t d, int64_t dim, char *to) {
     __m512i found = _mm512_setzero_si512();
-    for (int64_t d = 0; d < dim; d += T::kGroup) {
-      Pairs x[T::kVecs], y[T::kVecs];
-      load_in_order(type, a, d, dim, x);
-      load_in_order(type, b, d, dim, y);
-      if (kFetches) {
-        __builtin_prefetch(a_ahead + d * T::kBytes, 0, 2);
-        __builtin_prefetch(b_ahead + d * T::kBytes, 0, 2);
-      }
-      PKV_UNROLL for (int i = 0; i < T::kVecs; ++i) {
-        const __m512i u = reinterpret_cast<__m512i>(x[i]), v = reinterpret_cast<__m512i>(y[i]);
-        char *const tiles = to + (d / kTileDims + i) * 4 * kTileBytes;
-        _mm512_store_si512(tiles, _mm512_unpacklo_epi16(u, v));
-        _mm512_store_si512(tiles + kTileBytes, _mm512_unpackhi_epi16(u, v));
-        found = add_specials(add_specials(found, x[i]), y[i]);
-      }
+    Pairs x[T::kVecs], y[T::kVecs];
+    load_in_order(type, a, d, dim, x);
+    load_in_order(type, b, d, dim, y);
+    PKV_UNROLL for (int i = 0; i < T::kVecs; ++i) {
+      const __m512i u = reinterpret_cast<__m512i>(x[i]), v = reinterpret_cast<__m512i>(y[i]);
+      _mm512_store_si512(to + i * 4 * kTileBytes, _mm512_unpacklo_epi16(u, v));
+      _mm512_store_si512(to + i * 4 * kTileBytes + kTileBytes, _mm512_unpackhi_epi16(u, v));
+      found = add_specials(add_specials(found, x[i]), y[i]);
     }
     return has_specials(found);
   }
 
-  [[gnu::noinline]] static bool is_special(const T &type, const char *row, int64_t dim) {
+  [[gnu::noinline]] static bool is_special(const T &type, const char *row, int64_t d, int64_t dim) {
     __m512i found = _mm512_setzero_si512();
-    for (int64_t d = 0; d < dim; d += T::kGroup) {
-      Pairs x[T::kVecs];
-      load_in_order(type, row, d, dim, x);
-      for (int i = 0; i < T::kVecs; ++i) found = add_specials(found, x[i]);
-    }
+    Pairs x[T::kVecs];
+    load_in_order(type, row, d, dim, x);
+    for (int i = 0; i < T::kVecs; ++i) found = add_specials(found, x[i]);
     return has_specials(found);
+  }
+
+  // Adds a group of the rows of V that interleave() left out to the rows that see them.
+  [[gnu::noinline]] static void add_special(const KeyTable &keys, uint64_t specials, const int *begins,
+                                            const int *ends, const uint64_t *hidden, int64_t d, int64_t dim,
+                                            const TileState &state, const float *weights) {
+    const int64_t num = dim - d < T::kGroup ? dim - d : T::kGroup;
+    for (int r = keys.first_row; r < keys.end_row; ++r) {
+      for (uint64_t left = hidden == nullptr ? specials : specials & ~hidden[r]; left != 0; left &= left - 1) {
+        const int t = __builtin_ctzll(left);
+        if (t < begins[r] || t >= ends[r]) continue;
+        const char *const row = keys.v[t] + d * T::kBytes;
+        add_rows<typename T::Float, 1, false>(&row, &row, 0, 1, weights + r * kTileKeys + t,
+                                              state.out + r * state.out_stride + d, state.out_stride, num);
+      }
+    }
   }
 
   // Weights times the tiles of 32 elements of V, for up to 16 rows.

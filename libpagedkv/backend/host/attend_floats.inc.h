@@ -66,6 +66,9 @@ struct FloatProducts {
     }
   }
 
+  // Score() and add() fetch all.
+  static void fetch_between(const KeyTable &, int64_t, int, int) {}
+
   // Adds the weighted values, of which row r sees those of keys [begins[r], ends[r]). hidden: by row, what its tree
   // mask leaves out of them; null where none does.
   static void add(KeyTable *keys, const KeyTable &next, int num_keys, const int *begins, const int *ends,

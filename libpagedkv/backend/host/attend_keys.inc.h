@@ -67,6 +67,16 @@ inline void find_keys(const PagedKv &kv, const QueryTile &tile, int element_byte
     const char *k = block + k_row_offset(kv, offset, head, element_bytes);
     const char *v = block + v_row_offset(kv, offset, head, element_bytes);
     const char *scales = is_scaled ? block + scale_row_offset(kv, offset, head) : nullptr;
+    // Eight at a time, for compilers to make vectors of.
+    for (; !is_scaled && t + 8 <= stop; t += 8) {
+      const int64_t k_stride = kv.k_token_stride * element_bytes, v_stride = kv.v_token_stride * element_bytes;
+      PKV_UNROLL for (int i = 0; i < 8; ++i) {
+        keys->k[t + i] = k + i * k_stride;
+        keys->v[t + i] = v + i * v_stride;
+      }
+      k += 8 * k_stride;
+      v += 8 * v_stride;
+    }
     for (; t < stop; ++t) {
       keys->k[t] = k;
       keys->v[t] = v;

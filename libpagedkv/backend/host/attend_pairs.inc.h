@@ -93,6 +93,8 @@ struct PairProducts {
     });
   }
 
+  static void fetch_between(const KeyTable &, int64_t, int, int) {}
+
   static void add(KeyTable *keys, const KeyTable &next, int num_keys, const int *begins, const int *ends,
                   const uint64_t *hidden, int64_t dim, const TileState &state, TileScratch *scratch) {
     FloatProducts<typename T::Float>::add(keys, next, num_keys, begins, ends, hidden, dim, state, scratch);

@@ -8,7 +8,7 @@
 namespace pkv {
 namespace {
 
-constexpr int kTilesAhead = 3;  // tiles of keys from the one that is read to the one that is fetched
+constexpr int kTilesAhead = 2;  // tiles of keys from the one that is read to the one that is fetched
 
 // Turns dot products into masked scores, in place. [0, num_keys): a multiple of 16. hidden: keys that the row does not
 // see, as bits.
@@ -94,6 +94,7 @@ inline void attend_tile(const AttendParams &params, const QueryTile &tile, const
     hidden[r] = rows.tree_mask[r] == nullptr ? 0 : find_hidden(tile, *keys, rows.tree_mask[r]);
     any_hidden |= hidden[r];
     float *scores = scratch->scores + r * kTileKeys;
+    Products::fetch_between(next, kv.head_dim, r - first, end - first);
     finish_scores(params, *keys, num_scores, scale, rows.slope[head_row + r], rows.position[r], begins[r], ends[r],
                   hidden[r] | keys->holes, scores);
     if (!soften_row(scores, num_scores, state.largest + r, state.sum + r, state.out + r * state.out_stride,
