@@ -10,15 +10,15 @@
 namespace pkv {
 namespace {
 
-// Two registers, since 16 bytes are the least that one load should bring, and 8 codes of 8 bits the least to decode.
+// Two registers: so a load brings 16 bytes of most types, and one instruction widens 8 codes of 8 bits.
 struct Vec {
   float32x4_t low, high;
 };
-using Sum = float32x4_t;  // 16 sums, 8 registers of keys and 2 of a query in 32 registers
+using Sum = float32x4_t;  // of the products of two rows, whose halves it adds
 
 constexpr int kWidth = 8;
-constexpr int kRowBlock = 4;  // rows that share the loads of K and V
-constexpr int kMostSums = 8;  // 16 registers
+constexpr int kRowBlock = 4;  // rows that share the loads of K and V: 16 sums, 4 keys and a query in 26 of 32 registers
+constexpr int kMostSums = 8;  // vectors of sums that stay in registers, of weighted values
 
 PKV_INLINE Vec operator+(Vec a, Vec b) { return {vaddq_f32(a.low, b.low), vaddq_f32(a.high, b.high)}; }
 PKV_INLINE Vec operator-(Vec a, Vec b) { return {vsubq_f32(a.low, b.low), vsubq_f32(a.high, b.high)}; }
