@@ -18,6 +18,9 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_L
     list(APPEND isa_options_${isa} -Wno-uninitialized -Wno-maybe-uninitialized)  # of its own avx512fintrin.h, in vain
   endforeach()
 endif()
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  set(isa_options_neon -fno-schedule-insns)  # it brings loads so far forward that sums no longer fit into registers
+endif()
 set(isas_possible)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   set(isas_possible avx2 avx512 avx512bf16)
