@@ -29,6 +29,8 @@ part_setup() {
   need ccache ccache --version
   need pkg-config pkg-config --version
   need doctest-dev test -e /usr/include/doctest/doctest.h
+  need g++-aarch64-linux-gnu aarch64-linux-gnu-g++ --version
+  need qemu-user qemu-aarch64 --version
   need python3 python3 --version
   need python3-venv python3 -c 'import ensurepip, venv'
   need python3-dev python3 -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")'
@@ -109,6 +111,18 @@ part_thread_tests() {
   local run_prefix=""
   if setarch -R true 2>/dev/null; then run_prefix="setarch -R"; fi
   build_and_test tsan 'pool|thread|status' -DPAGEDKV_CUDA=OFF -DPAGEDKV_SANITIZE=thread "${debug[@]}"
+}
+
+# The host kernels of AArch64 under an emulator, but for the longest tests, which the same code passes on x86.
+part_neon() {
+  local log=$work/neon.log run=(qemu-aarch64 -L /usr/aarch64-linux-gnu build/neon/host_tests) attend="*/host_attend.cc"
+  configure neon -DPAGEDKV_CUDA=OFF -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
+    -DCMAKE_C_COMPILER=aarch64-linux-gnu-gcc -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++
+  cmake --build build/neon --target host_tests
+  "${run[@]}" -sf="$attend" -tce="*agrees with the reference*,*equals its sequences one by one*" >"$work/attend.log" &
+  "${run[@]}" -sfe="$attend" -tce="*rotates*" | tee "$log"
+  wait $! || { cat "$work/attend.log"; return 1; }
+  sed -n 's/^\[doctest\] test cases:/neon:/p' "$log" "$work/attend.log" | tee "$work/neon.result"
 }
 
 # All CUDA sources for the few architectures of a build without a GPU, with the machine's nvcc or else PyPI's.

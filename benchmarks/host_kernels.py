@@ -36,7 +36,7 @@ import pagedkv  # noqa: E402
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 16
 NUM_SEQUENCES, CONTEXT, PROMPT = 8, 4096, 1024
 DTYPES = ["float32", "float16", "bfloat16", "float8_e4m3", "float8_e5m2", "int8"]
-ISAS = ["amx", "avx512bf16", "avx512", "avx2", "scalar"]
+ISAS = ["amx", "avx512bf16", "avx512", "avx2", "neon", "scalar"]
 NUM_RUNS = 7
 PREFILL_OPERATIONS = 4 * NUM_HEADS * HEAD_DIM * PROMPT * (PROMPT + 1) / 2
 clock = time.process_time

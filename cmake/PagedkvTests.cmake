@@ -49,6 +49,17 @@ foreach(source IN LISTS unit_sources)
 endforeach()
 set_tests_properties(unit.host_attend PROPERTIES COST 100)  # by far the longest: started first, beside all others
 
+# The host kernels and their tests alone: few enough to be built for another processor and run under an emulator.
+set(host_sources ${sources} ${unit_sources})
+list(FILTER host_sources INCLUDE REGEX
+     "/libpagedkv/(base|backend|backend/host)/[^/]*\\.cc$|/tests/unit/(main|host_(attend|copy_merge|formats|write_kv))\\.cc$")
+add_executable(host_tests EXCLUDE_FROM_ALL ${host_sources})
+target_compile_definitions(host_tests PRIVATE $<TARGET_PROPERTY:pagedkv_objects,INTERFACE_COMPILE_DEFINITIONS>)
+target_include_directories(host_tests PRIVATE
+                           $<TARGET_PROPERTY:pagedkv_objects,INTERFACE_INCLUDE_DIRECTORIES>)
+target_include_directories(host_tests SYSTEM PRIVATE "${DOCTEST_INCLUDE_DIR}")
+target_link_libraries(host_tests PRIVATE Threads::Threads ${CMAKE_DL_LIBS})
+
 # Made on demand only.
 add_executable(benchmark_host_kernels EXCLUDE_FROM_ALL "${PROJECT_SOURCE_DIR}/benchmarks/host_kernels.cc")
 target_link_libraries(benchmark_host_kernels PRIVATE pagedkv_internal)

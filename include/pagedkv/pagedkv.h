@@ -1012,7 +1012,7 @@ PKV_API pkv_status pkv_host_set_num_threads(int32_t num_threads);
 PKV_API int32_t pkv_host_num_threads(void);
 
 /* Instruction set of the host kernels: "auto", "reference" (the plain specification, single-threaded), "scalar",
- * "avx2", "avx512", "avx512bf16", "amx". UNSUPPORTED where the processor or the build lacks it. Process-wide. */
+ * "avx2", "avx512", "avx512bf16", "amx", "neon". UNSUPPORTED where the processor or the build lacks it. Process-wide. */
 PKV_API pkv_status pkv_host_set_isa(const char *isa);
 PKV_API const char *pkv_host_isa(void);
 

@@ -342,8 +342,8 @@ def num_threads():
 
 
 def set_isa(name):
-    """Instruction set of the host kernels: "auto", "reference", "scalar", "avx2", "avx512", "avx512bf16"
-    or "amx"."""
+    """Instruction set of the host kernels: "auto", "reference", "scalar", "avx2", "avx512", "avx512bf16",
+    "amx" or "neon"."""
     cdef bytes text = as_text(name, "isa")
     check(pkv_host_set_isa(text))
 

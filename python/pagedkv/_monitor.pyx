@@ -16,7 +16,19 @@ from pagedkv.abi cimport (
     pkv_cache_fragmentation, pkv_cache_measure, pkv_cache_publish_stats, pkv_cache_unpublish_stats, pkv_nvtx_enable,
     pkv_set_range_callbacks, pkv_trace_start, pkv_trace_stop)
 
+cdef extern from *:
+    """
+    static inline void pkv_order_loads(void) { __atomic_thread_fence(__ATOMIC_ACQUIRE); }
+    """
+    void pkv_order_loads()
+
 cdef object page_numbers = itertools.count()
+
+
+def order_loads():
+    """What is read of shared memory after this call is no older than what was read before it. Some processors, not
+    x86, need to be told."""
+    pkv_order_loads()
 
 
 def get_stats_folder():

@@ -139,7 +139,7 @@ def test_a_launch_allocates_nothing(device):
             trial.cache.gather_kv(0, batch, 0, 0, 22)
 
 
-@pytest.mark.parametrize("isa", ["reference", "scalar", "avx2", "avx512", "avx512bf16", "amx"])
+@pytest.mark.parametrize("isa", ["reference", "scalar", "avx2", "avx512", "avx512bf16", "amx", "neon"])
 def test_instruction_sets(isa):
     try:
         pagedkv.set_isa(isa)

@@ -12,7 +12,7 @@ from .trial import Trial
 
 def available_isas():
     found, before = [], pagedkv.isa()
-    for isa in ("reference", "scalar", "avx2", "avx512", "avx512bf16", "amx"):
+    for isa in ("reference", "scalar", "avx2", "avx512", "avx512bf16", "amx", "neon"):
         try:
             pagedkv.set_isa(isa)
             found.append(isa)

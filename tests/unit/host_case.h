@@ -252,7 +252,7 @@ class Case {
 // The instruction sets besides the reference that work here.
 inline std::vector<const char *> available_isas() {
   std::vector<const char *> isas;
-  for (const char *isa : {"scalar", "avx2", "avx512", "avx512bf16", "amx"}) {
+  for (const char *isa : {"scalar", "avx2", "avx512", "avx512bf16", "amx", "neon"}) {
     if (set_host_isa(isa) == PKV_OK) isas.push_back(isa);
   }
   set_host_isa("auto");

@@ -62,9 +62,9 @@ PKV_INLINE Vec load_row(const char *p) {
 template <class T, int kRows, int kKeys, bool kFetches>
 inline void score_block(const char *const *keys, const char *const *ahead, const float *queries, int64_t query_stride,
                         int64_t dim, float *scores) {
-  Vec sums[kRows][kKeys];
+  Sum sums[kRows][kKeys];
   PKV_UNROLL for (int r = 0; r < kRows; ++r) {
-    PKV_UNROLL for (int j = 0; j < kKeys; ++j) sums[r][j] = broadcast(0.0f);
+    PKV_UNROLL for (int j = 0; j < kKeys; ++j) sums[r][j] = Sum();
   }
   int64_t d = 0;
   for (; d + kWidth <= dim; d += kWidth) {
@@ -126,7 +126,25 @@ inline void add_block(const char *const *values, const char *const *ahead, int b
   PKV_UNROLL for (int r = 0; r < kRows; ++r) {
     PKV_UNROLL for (int i = 0; i < kVecs; ++i) sums[r][i] = load(out + r * out_stride + d + i * kWidth);
   }
-  for (int t = begin; t < end; ++t) {
+  int t = begin;
+  if constexpr (Factors::kCount > 1) {
+    for (; t + Factors::kCount <= end; t += Factors::kCount) {
+      Factors factors[kRows];
+      PKV_UNROLL for (int r = 0; r < kRows; ++r) factors[r].load(weights + r * kTileKeys + t);
+      PKV_UNROLL for (int j = 0; j < Factors::kCount; ++j) {
+        Vec v[kVecs];
+        PKV_UNROLL for (int i = 0; i < kVecs; ++i) {
+          v[i] = T::load(values[t + j] + (d + i * kWidth) * T::kBytes);
+          fetch_line<T, kFetches>(ahead[t + j], d + i * kWidth);
+        }
+        PKV_UNROLL for (int r = 0; r < kRows; ++r) {
+          const Vec weight = factors[r].broadcast_lane(j);
+          PKV_UNROLL for (int i = 0; i < kVecs; ++i) sums[r][i] = multiply_add(weight, v[i], sums[r][i]);
+        }
+      }
+    }
+  }
+  for (; t < end; ++t) {
     const char *row = values[t] + d * T::kBytes;
     Vec v[kVecs];
     PKV_UNROLL for (int i = 0; i < kVecs; ++i) {
@@ -185,9 +203,10 @@ inline void add_rows(const char *const *values, const char *const *ahead, int be
     for (; t < end; ++t) add_keys<T, kRows, 1, true>(values + t, ahead + t, weights + t, out, out_stride, dim);
     return;
   }
+  constexpr int kVecs = kRows * 4 <= kMostSums ? 4 : kMostSums / kRows;
   int64_t d = 0;
-  for (; d + 4 * kWidth <= dim; d += 4 * kWidth) {
-    add_block<T, kRows, 4, false, kFetches>(values, ahead, begin, end, weights, out, out_stride, d);
+  for (; d + kVecs * kWidth <= dim; d += kVecs * kWidth) {
+    add_block<T, kRows, kVecs, false, kFetches>(values, ahead, begin, end, weights, out, out_stride, d);
   }
   for (; d + kWidth <= dim; d += kWidth) {
     add_block<T, kRows, 1, false, kFetches>(values, ahead, begin, end, weights, out, out_stride, d);

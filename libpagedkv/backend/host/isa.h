@@ -87,5 +87,8 @@ extern const IsaKernels kAvx512Bf16Kernels;
 #if PKV_HAVE_AMX
 extern const IsaKernels kAmxKernels;
 #endif
+#if PKV_HAVE_NEON
+extern const IsaKernels kNeonKernels;
+#endif
 
 }  // namespace pkv

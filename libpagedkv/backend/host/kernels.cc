@@ -78,6 +78,9 @@ constexpr IsaRow kIsas[] = {
 #if PKV_HAVE_AVX2
     {{"avx2", &kAvx2Kernels}, is_avx2_supported, always},
 #endif
+#if PKV_HAVE_NEON
+    {{"neon", &kNeonKernels}, always, always},
+#endif
     {{"scalar", &kScalarKernels}, always, always},
     {{"reference", nullptr}, always, always},
 };
@@ -125,11 +128,11 @@ Status set_host_isa(const char *isa) {
     return PKV_OK;
   }
   if (std::strcmp(isa, "avx2") == 0 || std::strcmp(isa, "avx512") == 0 || std::strcmp(isa, "avx512bf16") == 0 ||
-      std::strcmp(isa, "amx") == 0) {
+      std::strcmp(isa, "amx") == 0 || std::strcmp(isa, "neon") == 0) {
     return fail(PKV_UNSUPPORTED, "\"%s\" is not built into this library", isa);
   }
   return fail(PKV_INVALID_ARGUMENT,
-              "instruction set is \"%.32s\", not auto, reference, scalar, avx2, avx512, avx512bf16 or amx", isa);
+              "instruction set is \"%.32s\", not auto, reference, scalar, avx2, avx512, avx512bf16, amx or neon", isa);
 }
 
 const char *host_isa() { return host_kernels().name; }

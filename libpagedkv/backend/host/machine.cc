@@ -144,17 +144,25 @@ int32_t count_processors() {
 }
 
 void read_processor_name(char *out, uint64_t out_bytes) {
+  std::snprintf(out, out_bytes, "processor");
+  char maker[32] = "";
   LineReader reader("/proc/cpuinfo");
   while (const char *line = reader.next()) {
-    if (std::strncmp(line, "model name", 10) != 0) continue;
-    const char *name = std::strchr(line, ':');
-    if (name == nullptr) continue;
-    for (++name; *name == ' '; ++name) {
+    const char *value = std::strchr(line, ':');
+    if (value == nullptr) continue;
+    for (++value; *value == ' '; ++value) {
     }
-    std::snprintf(out, out_bytes, "%s", name);
-    return;
+    if (std::strncmp(line, "model name", 10) == 0) {
+      std::snprintf(out, out_bytes, "%s", value);
+      return;
+    }
+    // AArch64 has numbers only.
+    if (std::strncmp(line, "CPU implementer", 15) == 0) std::snprintf(maker, sizeof maker, "%s", value);
+    if (std::strncmp(line, "CPU part", 8) == 0) {
+      std::snprintf(out, out_bytes, "processor of maker %s, part %s", maker, value);
+      return;
+    }
   }
-  std::snprintf(out, out_bytes, "processor");
 }
 
 }  // namespace pkv

@@ -11,9 +11,14 @@ namespace pkv {
 namespace {
 
 using Vec = __m256;
+using Sum = Vec;  // of the products of two rows
+struct Factors {
+  static constexpr int kCount = 1;  // are loaded at once
+};
 
 constexpr int kWidth = 8;
 constexpr int kRowBlock = 2;  // rows that share the loads of K and V: 8 sums, 4 keys and 2 queries in 16 registers
+constexpr int kMostSums = 8;  // vectors of sums that stay in registers
 
 PKV_INLINE Vec broadcast(float value) { return _mm256_set1_ps(value); }
 PKV_INLINE Vec load(const float *p) { return _mm256_loadu_ps(p); }

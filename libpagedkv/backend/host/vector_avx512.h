@@ -11,9 +11,14 @@ namespace pkv {
 namespace {
 
 using Vec = __m512;
+using Sum = Vec;  // of the products of two rows
+struct Factors {
+  static constexpr int kCount = 1;  // are loaded at once
+};
 
 constexpr int kWidth = 16;
 constexpr int kRowBlock = 4;  // rows that share the loads of K and V: 16 sums, 4 keys and 4 queries in 32 registers
+constexpr int kMostSums = 16;  // vectors of sums that stay in registers
 
 PKV_INLINE Vec broadcast(float value) { return _mm512_set1_ps(value); }
 PKV_INLINE Vec load(const float *p) { return _mm512_loadu_ps(p); }

@@ -9,10 +9,15 @@ namespace pkv {
 namespace {
 
 using Vec = float __attribute__((vector_size(16)));
+using Sum = Vec;  // of the products of two rows
+struct Factors {
+  static constexpr int kCount = 1;  // are loaded at once
+};
 using IntVec = int32_t __attribute__((vector_size(16)));
 
 constexpr int kWidth = 4;
 constexpr int kRowBlock = 2;  // rows that share the loads of K and V
+constexpr int kMostSums = 8;  // vectors of sums that stay in registers
 
 PKV_INLINE Vec broadcast(float value) { return Vec{value, value, value, value}; }
 PKV_INLINE Vec load(const float *p) {

@@ -6,6 +6,8 @@ import os
 import struct
 from dataclasses import dataclass
 
+from pagedkv._monitor import order_loads
+
 _HEADER = struct.Struct("=8sIIQQQIIII16s16s16s16siiiiiiQ")
 _MAGIC = b"PKVSTATS"
 _VERSION = 1
@@ -56,10 +58,11 @@ def read_page(path):
 
 
 def _parse(path, memory, size):
-    (magic, version, page_bytes, process_id, start_time, created_at, num_values, name_bytes, names, values, device,
-     library_version, dtype, eviction, *layout, process_namespace) = _HEADER.unpack(memory[: _HEADER.size])
-    if magic != _MAGIC:
+    if memory[: len(_MAGIC)] != _MAGIC:
         raise NoPageError(f"{path}: not a page of statistics")
+    order_loads()  # the rest was there before the magic was
+    (_, version, page_bytes, process_id, start_time, created_at, num_values, name_bytes, names, values, device,
+     library_version, dtype, eviction, *layout, process_namespace) = _HEADER.unpack(memory[: _HEADER.size])
     if version != _VERSION:
         raise NoPageError(f"{path}: a page of version {version}; {_VERSION} is understood")
     if not (page_bytes <= size and names + num_values * name_bytes <= page_bytes
@@ -79,7 +82,9 @@ def _read_values(path, memory, offset, count):
     sequence = struct.Struct("=Q")
     for _ in range(_MOST_TRIES):
         (before,) = sequence.unpack_from(memory, offset)
+        order_loads()
         numbers = layout.unpack_from(memory, offset + sequence.size)
+        order_loads()
         if before % 2 == 0 and sequence.unpack_from(memory, offset) == (before,):
             return numbers
     raise NoPageError(f"{path}: the page is always being written")
