@@ -78,6 +78,7 @@ struct PrefillTraits {
   static constexpr bool kIsWidened = kStored != kQuery;
   static constexpr int kKeyDim = kKeyHeadDim, kValueDim = kValueHeadDim;
   static_assert(kValueDim <= kKeyDim, "buffers are as large as K");
+  static constexpr bool kIsPadded = kKeyDim == 128 && kValueDim == 128;  // rows may be shorter: the rest of them are zeros
   static constexpr bool kTakesPrefixes = kKeyDim <= 128 && !kIsMixed;  // as the decode kernel does, which they are for
   static constexpr int kTile = prefill_tile_keys(kKeyDim, kIsWidened);
   static constexpr int kQuerySlots = 2;
