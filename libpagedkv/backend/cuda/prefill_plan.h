@@ -39,7 +39,7 @@ constexpr int prefill_tile_keys(int head_dim, bool is_widened) {
 
 // Whether there is a way for decode tokens in the instance of these head dims.
 constexpr bool has_prefill_decode(int head_dim, int v_head_dim) {
-  return head_dim == v_head_dim && (head_dim == 64 || head_dim == 128);
+  return head_dim == v_head_dim && head_dim <= 128;
 }
 
 // Whether the prefill kernel can do it, and is worth it.

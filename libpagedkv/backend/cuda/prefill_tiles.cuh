@@ -66,7 +66,7 @@ constexpr int kPrefillSharedBytes = 227 * 1024 - 1024;  // dynamic; the rest is 
 template <pkv_dtype kQuery, pkv_dtype kStored, int kHeadDim>
 struct MixedDecodeTraits
     : DecodeTraits<kQuery, kStored, kHeadDim, 1, 4 * kPrefillWarpgroups, 1, decode_planes(kHeadDim)> {
-  static constexpr bool kCalls = false, kTakesAll = false, kIsPadded = false;
+  static constexpr bool kCalls = false, kTakesAll = false;
 };
 
 // kStored: of K and V; one of 8 bits is widened to the queries' dtype on its way.
