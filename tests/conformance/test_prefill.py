@@ -29,6 +29,9 @@ LAYOUTS = [
     (192, "float16", 32, "head_token", 1, [[257, 128], [1, 300]]),
     (256, "bfloat16", 16, "token_head", 2, [[300, 1, 0, 129], [64, 200, 3, 33]]),
     (256, "float16", 64, "head_token", 8, [[100, 40, 5], [90, 60, 70]]),
+    (80, "bfloat16", 16, "token_head", 4, [[300, 1, 0, 129], [64, 200, 3, 33]]),
+    (96, "float16", 48, "head_token", 7, [[257, 128], [1, 300]]),
+    (112, "bfloat16", 64, "head_token", 2, [[100, 40, 5], [90, 60, 70]]),
     ((192, 128), "bfloat16", 16, "token_head", 1, [[300, 1, 0, 129], [64, 200, 3, 33], [1, 1, 1, 1]]),
     ((192, 128), "float16", 64, "head_token", 4, [[100, 40, 5], [90, 60, 70]]),
 ]
@@ -54,7 +57,8 @@ def test_long_runs(device, head_dim, dtype, block_size, order, group, steps, nam
 @pytest.mark.parametrize("head_dim, block_size, order, group, q_dtype", [
     (128, 16, "token_head", 4, "bfloat16"), (128, 48, "head_token", 1, "float16"),
     (128, 8, "token_head", 7, "bfloat16"), (64, 128, "head_token", 8, "float16"),
-    (64, 32, "token_head", 2, "bfloat16")])
+    (64, 32, "token_head", 2, "bfloat16"), (80, 16, "token_head", 4, "bfloat16"), (96, 8, "head_token", 1, "bfloat16"),
+    (112, 64, "token_head", 8, "float16")])
 @pytest.mark.parametrize("dtype", dtypes.QUANTISED)
 def test_long_runs_over_8_bits(device, dtype, head_dim, block_size, order, group, q_dtype, names):
     trial = Trial(device, block_size + group, num_blocks=2560 // block_size + 16, num_kv_heads=2, head_dim=head_dim,
@@ -76,7 +80,7 @@ def test_windows_across_tiles(device, window):
         trial.step(batch, [(tracked, trial.random_tokens(count))], num_heads=8, q_dtype="bfloat16", window=window)
 
 
-@pytest.mark.parametrize("head_dim, block_size", [(64, 16), (128, 8), (128, 48), (192, 16), (256, 32)])
+@pytest.mark.parametrize("head_dim, block_size", [(64, 16), (80, 16), (128, 8), (128, 48), (192, 16), (256, 32)])
 def test_blocks_that_were_given_back_behind_the_first_ones(device, head_dim, block_size):
     trial = make_trial(device, block_size, num_kv_heads=2, head_dim=head_dim, dtype="bfloat16", block_size=block_size,
                        released=(170, 20))
@@ -133,7 +137,7 @@ def test_a_chunk_among_many_decodes(device):
 @pytest.mark.parametrize("names", [(), ("window",), ("softcap", "sinks")], ids=lambda names: "-".join(names) or "none")
 @pytest.mark.parametrize("num_sequences, dtype, head_dim, group", [
     (5, "bfloat16", 128, 4), (45, "float16", 64, 7), (45, "float8_e4m3", 128, 8), (5, "int8", 64, 1),
-    (45, "bfloat16", 128, 12)])
+    (45, "bfloat16", 128, 12), (45, "bfloat16", 80, 4), (5, "float8_e4m3", 112, 8)])
 def test_chunks_beside_decodes(device, num_sequences, dtype, head_dim, group, names):
     """Sequences of one, two and a few query tokens beside chunks, long ones beside short ones: a device may compute them
     in different ways within one step."""
@@ -152,7 +156,8 @@ def test_chunks_beside_decodes(device, num_sequences, dtype, head_dim, group, na
 
 @pytest.mark.parametrize("names", [(), ("window",), ("softcap", "sinks")], ids=lambda names: "-".join(names) or "none")
 @pytest.mark.parametrize("dtype, head_dim, group", [
-    ("bfloat16", 128, 4), ("float16", 64, 7), ("float8_e4m3", 128, 4), ("int8", 64, 32), ("bfloat16", 256, 3)])
+    ("bfloat16", 128, 4), ("float16", 64, 7), ("float8_e4m3", 128, 4), ("int8", 64, 32), ("bfloat16", 256, 3),
+    ("bfloat16", 80, 5), ("float16", 112, 4), ("int8", 96, 8)])
 def test_few_queries_over_many_keys(device, dtype, head_dim, group, names):
     """More rows than a device may decode, and far fewer than its tiles have; their keys are cut into parts."""
     q_dtype = dtype if dtype in dtypes.FLOATS else "bfloat16"
@@ -167,7 +172,7 @@ def test_few_queries_over_many_keys(device, dtype, head_dim, group, names):
         trial.step(batch, work, num_heads=2 * group, q_dtype=q_dtype, **choose_options(trial.rng, names, 2 * group))
 
 
-@pytest.mark.parametrize("head_dim, dtype", [(64, "float16"), (128, "bfloat16")])
+@pytest.mark.parametrize("head_dim, dtype", [(64, "float16"), (96, "bfloat16"), (128, "bfloat16")])
 def test_repeated_calls_give_the_same_bits(device, head_dim, dtype):
     """Keys of the longest tiles are cut there into parts, and which thread block has which is a matter of timing."""
     trial = make_trial(device, head_dim, num_kv_heads=2, head_dim=head_dim, dtype=dtype, block_size=16)

@@ -142,7 +142,8 @@ def test_new_tokens_are_never_shared(device):
     (dict(block_size=128, num_kv_heads=1), 8), (dict(head_dim=64, block_size=64), 16),
     (dict(dtype="float8_e4m3"), 4), (dict(dtype="int8", head_dim=64, order="head_token"), 2),
     (dict(dtype="float8_e5m2", block_size=64), 3), (dict(dtype="int8", kv_scales="token_head"), 4),
-    (dict(head_dim=80), 4), (dict(head_dim=128, v_head_dim=64), 4), (dict(block_size=24), 4),
+    (dict(head_dim=80), 4), (dict(dtype="float8_e4m3", head_dim=96), 8),
+    (dict(head_dim=128, v_head_dim=64), 4), (dict(block_size=24), 4),
     (dict(dtype="float32", head_dim=32), 2)],
     ids=lambda value: "-".join(map(str, value.values())) or "plain" if isinstance(value, dict) else str(value))
 def test_attend_matches_reference(device, layout, group, names):

@@ -1,7 +1,9 @@
 // The prefill kernel of Hopper: which attends it takes, and its launch.
 #include <algorithm>
+#include <iterator>
 
 #include "backend/cuda/prefill_launch.cuh"
+#include "backend/cuda/support_table.h"
 #include "base/dtype.h"
 
 namespace pkv {
@@ -10,7 +12,7 @@ namespace {
 template <pkv_dtype kDtype>
 Status launch_head_dim(const AttendParams &params, const AttendDevice &device, const PrefillPlan &plan,
                        cudaStream_t stream) {
-  switch (params.kv.head_dim) {
+  switch (decode_dim(params.kv.head_dim)) {
     case 64: return launch_either<kDtype, kDtype, 64>(params, device, plan, stream);
     case 128: return launch_either<kDtype, kDtype, 128>(params, device, plan, stream);
     case 256: return launch_traits<PrefillTraits<kDtype, kDtype, 256, 256>>(params, device, plan, stream);
@@ -26,13 +28,13 @@ Status launch_head_dim(const AttendParams &params, const AttendDevice &device, c
 // to be multiplied into every score.
 bool has_instance(const AttendParams &params) {
   const PagedKv &kv = params.kv;
-  const bool is_same_dim = kv.head_dim == kv.v_head_dim;
   if (params.dtype != PKV_FLOAT16 && params.dtype != PKV_BFLOAT16) return false;
-  if (is_same_dim && (kv.head_dim == 64 || kv.head_dim == 128)) {
-    return kv.dtype == params.dtype || (dtype_bytes(kv.dtype) == 1 && kv.kv_scales == PKV_SCALES_STATIC);
+  if (kv.head_dim != kv.v_head_dim) {
+    return kv.dtype == params.dtype && kv.head_dim == 192 && kv.v_head_dim == 128;
   }
-  return kv.dtype == params.dtype &&
-         (is_same_dim ? kv.head_dim == 192 || kv.head_dim == 256 : kv.head_dim == 192 && kv.v_head_dim == 128);
+  if (std::find(std::begin(kHeadDims), std::end(kHeadDims), kv.head_dim) == std::end(kHeadDims)) return false;
+  return kv.dtype == params.dtype ||
+         (kv.head_dim <= 128 && dtype_bytes(kv.dtype) == 1 && kv.kv_scales == PKV_SCALES_STATIC);
 }
 
 // What the kernel computes.

@@ -24,6 +24,7 @@ constexpr float kDecodeEnds = 3.0f, kRowEnds = 2.0f, kPartEnds = 6.0f;
 constexpr float kLeastPart = 3.0f;  // tiles of keys
 constexpr int32_t kEvenBlocks = 16;
 constexpr float kUnevenDecode = 1.03f;  // times as long, by other numbers of thread blocks
+constexpr float kUnevenTie = 0.25f;     // of numbers that take equally long one is chosen that half of kEvenBlocks divides
 constexpr float kDecodeMargin = 1.1f;   // who waits for decoding costs more than who has decoded and helps with tiles
 
 // By `blocks` of `all` thread blocks. Two multiprocessors that share a port read less than two that do not, and all
@@ -78,6 +79,7 @@ __device__ inline MixedShares share_mixed(const MixedStep &step) {
   blocks = fminf(fmaxf(__shfl_sync(0xffffffffu, blocks, winner) + lane - 15.0f, 1.0f), all);
   least = 1e9f;
   try_cuts(cuts, find_decode_time<Traits>(step.decode_units, blocks, all));
+  if (static_cast<int32_t>(blocks) % (kEvenBlocks / 2) != 0) least += kUnevenTie;
   MixedShares shares;
   shares.num_decode_blocks = static_cast<int32_t>(__shfl_sync(0xffffffffu, blocks, find_least_lane(least)));
   shares.part_tiles = __fdividef(step.row_length, cuts);

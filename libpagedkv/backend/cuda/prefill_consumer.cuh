@@ -338,7 +338,10 @@ class PrefillConsumer {
           words[i] = pack_pair<T>(out[first] * factor, out[first + 1] * factor);
         }
         transpose_quad(words);
-        if (is_inside) *reinterpret_cast<uint4 *>(target + column * 8) = {words[0], words[1], words[2], words[3]};
+        const bool is_in_row = !Traits::kIsPadded || column * 8 + lane_ % 4 * 8 < p_.kv.v_head_dim;
+        if (is_inside && is_in_row) {
+          *reinterpret_cast<uint4 *>(target + column * 8) = {words[0], words[1], words[2], words[3]};
+        }
       }
     }
     if (tile.num_parts > 1 && !over_prefixes() && is_last_of_parts(tile)) combine_tile(tile);
@@ -370,9 +373,11 @@ class PrefillConsumer {
     int64_t index = tile.first_row + tile.part * tile.part_stride + tile_row;
     if (over_prefixes()) index += token_[row] * (p_.num_heads - launch_.group);
     if (lane_ % 4 == 0) launch_.partial_lse[index] = lse;
-    float *target = launch_.partial_out + index * Traits::kValueDim + lane_ % 4 * 2;
+    const int32_t num_dims = Traits::kIsPadded ? p_.kv.v_head_dim : Traits::kValueDim;
+    float *target = launch_.partial_out + index * num_dims + lane_ % 4 * 2;
 #pragma unroll
     for (int column = 0; column < kOutputs / 4; ++column) {
+      if (Traits::kIsPadded && column * 8 >= num_dims) break;
       const float2 pair = {out[column * 4 + 2 * row] * factor, out[column * 4 + 2 * row + 1] * factor};
       *reinterpret_cast<float2 *>(target + column * 8) = pair;
     }

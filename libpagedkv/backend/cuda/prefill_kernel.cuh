@@ -1,5 +1,6 @@
-// Attention of long query runs on Hopper: K and V of the queries' dtype, head dims of 64, 128, 192 and 256, and V of
-// 128 under K of 192; K and V of 8 bits with static scales, head dims of 64 and 128.
+// Attention of long query runs on Hopper: K and V of the queries' dtype, head dims of 64, 80, 96, 112, 128, 192 and 256,
+// and V of 128 under K of 192; K and V of 8 bits with static scales, head dims of 64 to 128. Between 64 and 128 rows end
+// with zeros: they go through the instance of 128.
 //
 // Plan of prefill_rows:
 //   A thread block a multiprocessor takes tiles of rows, or parts of their keys, until none is left: a counter in the

@@ -29,7 +29,7 @@ Status launch_traits(const AttendParams &params, const AttendDevice &device, con
   launch.next_work = launch.tickets + kMaxTickets;
   launch.room = kWorkspaceRows;
   launch.partial_out = reinterpret_cast<float *>(launch.next_work + kPrefillCounters);
-  launch.partial_lse = launch.partial_out + kWorkspaceRows * Traits::kValueDim;
+  launch.partial_lse = launch.partial_out + kWorkspaceRows * params.kv.v_head_dim;
   int64_t most_works = device.num_processors;
   if (plan.over_prefixes) {
     launch.partial_lse = find_parts(params, plan.num_splits).partial_lse;

@@ -37,7 +37,7 @@ Status make_query_map(const AttendParams &params, const PrefillPlan &plan, CUten
 }
 
 // K or V [block, head, token, dim], without an end of the blocks: a captured launch may meet a cache that has grown.
-// Block -1 lies outside and is read as zeros.
+// Block -1 lies outside and is read as zeros, as is what a box has beyond the end of a row.
 Status make_cache_map(const AttendParams &params, const PrefillPlan &plan, bool is_value, CUtensorMap *out) {
   const PagedKv &kv = params.kv;
   const cuuint64_t dims[] = {static_cast<cuuint64_t>(is_value ? kv.v_head_dim : kv.head_dim),
@@ -47,7 +47,7 @@ Status make_cache_map(const AttendParams &params, const PrefillPlan &plan, bool 
   const cuuint64_t strides[] = {static_cast<cuuint64_t>(is_value ? kv.v_token_stride : kv.k_token_stride) * element,
                                 static_cast<cuuint64_t>(is_value ? kv.v_head_stride : kv.k_head_stride) * element,
                                 kv.block_bytes};
-  const cuuint32_t box_dims = element == 1 ? static_cast<cuuint32_t>(dims[0]) : 64;
+  const cuuint32_t box_dims = element == 1 ? static_cast<cuuint32_t>(decode_dim(static_cast<int>(dims[0]))) : 64;
   const cuuint32_t box[] = {box_dims, static_cast<cuuint32_t>(plan.box_rows), 1, 1};
   return make_prefill_map(kv.dtype, static_cast<const char *>(kv.base) + (is_value ? kv.v_offset : kv.k_offset), dims,
                           strides, box, out);

@@ -31,14 +31,15 @@ __device__ inline int32_t count_prefix_parts(int32_t num_key_tiles, int32_t part
   return (num_key_tiles + part_tiles - 1) / part_tiles;
 }
 
-// Keys of a tile, by head dim of K: what registers and shared memory have room for (docs/kernels.md).
+// Keys of a tile, by head dim of K: what registers and shared memory have room for (docs/kernels.md). Head dims between 64
+// and 128 go through the instance of 128.
 constexpr int prefill_tile_keys(int head_dim, bool is_widened) {
-  return head_dim == 64 || is_widened ? 128 : head_dim == 128 ? 160 : head_dim == 192 ? 80 : 64;
+  return head_dim == 64 || is_widened ? 128 : head_dim <= 128 ? 160 : head_dim == 192 ? 80 : 64;
 }
 
 // Whether there is a way for decode tokens in the instance of these head dims.
 constexpr bool has_prefill_decode(int head_dim, int v_head_dim) {
-  return head_dim == v_head_dim && (head_dim == 64 || head_dim == 128);
+  return head_dim == v_head_dim && head_dim <= 128;
 }
 
 // Whether the prefill kernel can do it, and is worth it.

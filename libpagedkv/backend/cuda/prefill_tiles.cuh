@@ -66,7 +66,7 @@ constexpr int kPrefillSharedBytes = 227 * 1024 - 1024;  // dynamic; the rest is 
 template <pkv_dtype kQuery, pkv_dtype kStored, int kHeadDim>
 struct MixedDecodeTraits
     : DecodeTraits<kQuery, kStored, kHeadDim, 1, 4 * kPrefillWarpgroups, 1, decode_planes(kHeadDim)> {
-  static constexpr bool kCalls = false, kTakesAll = false, kIsPadded = false;
+  static constexpr bool kCalls = false, kTakesAll = false;
 };
 
 // kStored: of K and V; one of 8 bits is widened to the queries' dtype on its way.
@@ -78,6 +78,7 @@ struct PrefillTraits {
   static constexpr bool kIsWidened = kStored != kQuery;
   static constexpr int kKeyDim = kKeyHeadDim, kValueDim = kValueHeadDim;
   static_assert(kValueDim <= kKeyDim, "buffers are as large as K");
+  static constexpr bool kIsPadded = kKeyDim == 128 && kValueDim == 128;  // rows may be shorter: the rest of them are zeros
   static constexpr bool kTakesPrefixes = kKeyDim <= 128 && !kIsMixed;  // as the decode kernel does, which they are for
   static constexpr int kTile = prefill_tile_keys(kKeyDim, kIsWidened);
   static constexpr int kQuerySlots = 2;
