@@ -74,7 +74,11 @@ def time_writes(shape, counts):
             ("write_kv, angles by base", "bfloat16", {}, {}),
             ("write_kv to E4M3, static scales", "float8_e4m3", None, {}),
             ("write_kv to E4M3, scales of rows", "float8_e4m3", None, {"kv_scales": "token_head"}),
-            ("write_kv to int8, scales of rows", "int8", None, {"kv_scales": "token_head"})):
+            ("write_kv to int8, scales of rows", "int8", None, {"kv_scales": "token_head"}),
+            ("write_kv to E4M3, scales of rows, angles of a table", "float8_e4m3", {"cos_sin": tables},
+             {"kv_scales": "token_head"}),
+            ("write_kv to E4M3, static scales, angles by base", "float8_e4m3", {}, {}),
+            ("write_kv to int8, scales of rows, angles by base", "int8", {}, {"kv_scales": "token_head"})):
         case = Case(HEADS, dtype, counts, counts, **layout)
         given = None if rope is None else pagedkv.Rope(**rope)
         us = time_graph([lambda layer=layer: case.cache.write_kv(layer, case.batch, case.k, case.v, stream=stream(),

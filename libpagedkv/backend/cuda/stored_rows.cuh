@@ -54,6 +54,17 @@ __device__ inline uint32_t max_magnitudes(uint32_t a, uint32_t b) {
 // The largest magnitude of some pieces.
 template <class T, bool kFinite, int kPieces>
 __device__ inline uint32_t find_largest(const Piece<T> (&pieces)[kPieces]) {
+  if constexpr (sizeof(T) == 4 && !kFinite) {  // one instruction an element; NaN stays NaN, above infinity
+    float most = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+#pragma unroll
+      for (int j = 0; j < kPieceElements; ++j) {
+        asm("max.NaN.f32 %0, %1, %2;\n" : "=f"(most) : "f"(most), "f"(fabsf(pieces[i].elements[j])));
+      }
+    }
+    return __float_as_uint(most);
+  }
   uint32_t largest = 0;
 #pragma unroll
   for (int i = 0; i < kPieces; ++i) {
@@ -190,8 +201,9 @@ __device__ inline void share_largest(int num_lanes, uint32_t (&largest)[kRows]) 
     }
     largest[0] = both & 0xffff, largest[1] = both >> 16;
   } else {
-#pragma unroll 1
-    for (int distance = num_lanes / 2; distance > 0; distance /= 2) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {  // more than the row's lanes need, but without a loop's instructions
+      const int distance = step & (num_lanes - 1);
 #pragma unroll
       for (int i = 0; i < kRows; ++i) largest[i] = max(largest[i], __shfl_xor_sync(kAllLanes, largest[i], distance));
     }

@@ -30,6 +30,10 @@ constexpr int kBlocks = kIsQuantised<Source, Stored> ? (sizeof(Source) == 4 ? 6 
 template <class Source>
 constexpr int kRotatedBlocks = sizeof(Source) == 4 ? 4 : 5;
 
+// Heads of K whose code is written out. What is quantised takes so much of it that one copy is faster, and takes no spills.
+template <class Source, class Stored>
+constexpr int kHeadsUnrolled = kIsQuantised<Source, Stored> ? 1 : kHeadsPerThread;
+
 // Plan: see row_pieces.cuh. All that does not hang on another load is loaded before anything is looked at. What is only
 // copied has one token a thread; where rows are quantised a thread goes on to further tokens, and loads the next one's rows
 // as soon as it is done with the registers of the present ones. With a scale for each row its threads are lanes of one warp,
@@ -51,7 +55,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<Source, Stored>)
   if constexpr (!kIsQuantised<Source, Stored>) {
     const Slot slot = place_entry(p, block_size, token, next_entry);
     const StoredRows<Stored, kCount> to(p, threads, place, from);
-    store_rows<0>(to, find_places(p, to, slot, from.pieces), given, [](int) {});
+    store_rows(0, to, find_places(p, to, slot, from.pieces), given, [](int) {});
   } else {
     const StoredRows<Stored, kCount> to(p, threads, place, from);
     const int64_t token_step = static_cast<int64_t>(gridDim.x / 2) * blockDim.y;
@@ -60,7 +64,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<Source, Stored>)
       const Slot slot = place_entry(p, block_size, token, next_entry);
       token += token_step, from.first += given_step;
       next_entry = load_entry(p, block_size, token);
-      store_rows<0>(to, find_places(p, to, slot, from.pieces), given, [&](int i) {
+      store_rows(0, to, find_places(p, to, slot, from.pieces), given, [&](int i) {
         if (token < p.num_tokens) from.load(i, is_aligned, given[i]);
       });
     }
@@ -69,7 +73,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<Source, Stored>)
 
 // The same with rotation of K. A thread has two pieces of each of its heads, of K those that are turned against each
 // other, and finds the angles of their pairs once for all its heads, which it works on one after the other: that takes
-// fewer registers. What is stored as it is given, V of the same type, is copied.
+// fewer registers. V's thread blocks do what those of write_rows do, with two pieces of each head whatever is stored.
 template <class Source, class Stored>
 __global__ void __launch_bounds__(kThreads, kRotatedBlocks<Source>)
     write_rotated_rows(const __grid_constant__ WriteKvParams p, const __grid_constant__ RowThreads threads,
@@ -87,25 +91,21 @@ __global__ void __launch_bounds__(kThreads, kRotatedBlocks<Source>)
   for (int i = 0; i < kHeadsPerThread; ++i) from.load(i, is_aligned, given[i]);
   const int64_t token_step = static_cast<int64_t>(gridDim.x / 2) * blockDim.y;
   const int64_t given_step = token_step * from.token_stride;
-  if constexpr (std::is_same_v<Source, Stored>) {
-    if (place.is_value) {
-      const StoredRows<Stored, kPairPieces> to(p, threads, place, from);
-      for (int64_t first = token - threadIdx.y; first < p.num_tokens; first += token_step) {
-        const Slot slot = place_entry(p, block_size, token, next_entry);
-        token += token_step, from.first += given_step;
-        next_entry = load_entry(p, block_size, token);
-        store_rows<0>(to, find_places(p, to, slot, from.pieces), given, [](int) {});
-#pragma unroll
-        for (int i = 0; i < kHeadsPerThread; ++i) {
-          if (token < p.num_tokens) from.load(i, is_aligned, given[i]);
-        }
-      }
-      return;
+  if (place.is_value) {
+    const StoredRows<Stored, kPairPieces> to(p, threads, place, from);
+    for (int64_t first = token - threadIdx.y; first < p.num_tokens; first += token_step) {
+      const Slot slot = place_entry(p, block_size, token, next_entry);
+      token += token_step, from.first += given_step;
+      next_entry = load_entry(p, block_size, token);
+      store_rows(0, to, find_places(p, to, slot, from.pieces), given, [&](int i) {
+        if (token < p.num_tokens) from.load(i, is_aligned, given[i]);
+      });
     }
+    return;
   }
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
   const bool is_single = !p.rope.is_interleaved && !has_partner_pieces(p.rope);
-  const bool is_turned = !place.is_value && !is_single, has_table = p.rope.cos_sin != nullptr;
+  const bool is_turned = !is_single, has_table = p.rope.cos_sin != nullptr;
   const PairPlaces pairs(p.rope, from.firsts);
   Angles angles;
   if (is_turned && has_table) {
@@ -121,7 +121,6 @@ __global__ void __launch_bounds__(kThreads, kRotatedBlocks<Source>)
     const Slot slot = place_entry(p, block_size, token, next_entry);
     const Places places = find_places(p, to, slot, from.pieces);
     const int64_t position = slot.block < 0 ? 0 : next_position;
-    const Source *const row = from.first - from.firsts[0];
     token += token_step, from.first += given_step;
     next_entry = load_entry(p, block_size, token), next_position = load_position(token);
     if (is_turned && !has_table) {
@@ -132,24 +131,26 @@ __global__ void __launch_bounds__(kThreads, kRotatedBlocks<Source>)
         find_angle(both.y, position, &angles.cosines[2 * i + 1], &angles.sines[2 * i + 1]);
       }
     }
-    const auto rotate_head = [&](auto index) {
-      constexpr int i = decltype(index)::value;
+#pragma unroll kHeadsUnrolled<Source, Stored>
+    for (int i = 0; i < kHeadsPerThread; ++i) {  // the first of `given` is the present one, what follows moves up
       Piece<float> rows[1][kPairPieces];
 #pragma unroll
-      for (int j = 0; j < kPairPieces; ++j) widen(given[i][j], &rows[0][j]);
-      if (token < p.num_tokens) from.load(i, is_aligned, given[i]);
+      for (int j = 0; j < kPairPieces; ++j) {
+        widen(given[0][j], &rows[0][j]);
+        given[0][j] = given[1][j];
+      }
+      if (token < p.num_tokens) from.load(i, is_aligned, given[1]);
       if (is_turned) {
         turn_pieces(p.rope, angles, from.firsts, rows[0]);
-      } else if (!place.is_value && slot.block >= 0 && from.has_head(i)) {
-        rotate_single(p.rope, steps, position, row + i * from.head_step, 0, from.firsts, 1.0f, rows);
+      } else if (slot.block >= 0 && from.has_head(i)) {
+        const Source *const row = from.first - given_step - from.firsts[0] + i * from.head_step;
+        rotate_single(p.rope, steps, position, row, 0, from.firsts, 1.0f, rows);
       }
       if (i == kHeadsPerThread - 1 && is_turned && has_table && token < p.num_tokens) {
         load_angles(p.rope, next_entry < 0 ? 0 : next_position, pairs, is_table_aligned, &angles);
       }
-      store_rows<i>(to, places, rows, [](int) {});
-    };
-    rotate_head(std::integral_constant<int, 0>());
-    rotate_head(std::integral_constant<int, 1>());
+      store_rows(i, to, places, rows, [](int) {});
+    }
   }
 }
 

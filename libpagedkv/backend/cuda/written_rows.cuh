@@ -127,30 +127,35 @@ __device__ inline Places find_places(const WriteKvParams &p, const AnyRows &rows
           rows.has_row_scales ? keep(rows.scales.address(p.kv, slot)) : nullptr};
 }
 
-// Stores kRows heads, from kFirst on, of one token. given: zeros where there is no piece. All lanes of a warp call it, also
+// Stores kRows heads, from `first` on, of one token. given: zeros where there is no piece. All lanes of a warp call it, also
 // those without rows. then_load(i) is called when the row of head i is no longer needed.
-template <int kFirst, class Stored, class Source, int kRows, int kPieces, class ThenLoad>
-__device__ inline void store_rows(const StoredRows<Stored, kPieces> &rows, const Places &places,
+template <class Stored, class Source, int kRows, int kPieces, class ThenLoad>
+__device__ inline void store_rows(int first, const StoredRows<Stored, kPieces> &rows, const Places &places,
                                   const Piece<Source> (&given)[kRows][kPieces], ThenLoad then_load) {
   uint32_t largest[kRows];
   float scales[kRows];
   if constexpr (sizeof(Stored) == 1) {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      scales[i] = rows.static_scales[kFirst + i];
+      scales[i] = first + i == 0 ? rows.static_scales[0] : rows.static_scales[kHeadsPerThread - 1];
       if constexpr (kIsQuantised<Source, Stored>) largest[i] = find_largest<Source, false>(given[i]);
     }
     if (rows.has_row_scales) {
       if constexpr (kIsQuantised<Source, Stored>) find_row_scales<Source, Stored>(given, rows.num_lanes, largest, scales);
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
-        const bool is_there = rows.has_first && (places.pieces & 1u << (kFirst + i) * kPieces) != 0;
-        if (is_there) *reinterpret_cast<float *>(places.scale + (kFirst + i) * rows.scale_head_step) = scales[i];
+        const bool is_there = rows.has_first && (places.pieces & 1u << (first + i) * kPieces) != 0;
+        if (is_there) *reinterpret_cast<float *>(places.scale + (first + i) * rows.scale_head_step) = scales[i];
       }
     }
   }
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
+    if constexpr (std::is_same_v<Source, Stored>) {
+      rows.store(first + i, places.pieces, places.row, given[i]);
+      then_load(first + i);
+      continue;
+    }
     Piece<Stored> stored[kPieces];
     if constexpr (kIsQuantised<Source, Stored>) {
       quantise(given[i], largest[i], scales[i], stored);
@@ -158,8 +163,8 @@ __device__ inline void store_rows(const StoredRows<Stored, kPieces> &rows, const
 #pragma unroll
       for (int j = 0; j < kPieces; ++j) convert(given[i][j], &stored[j]);
     }
-    then_load(kFirst + i);
-    rows.store(kFirst + i, places.pieces, places.row, stored);
+    then_load(first + i);
+    rows.store(first + i, places.pieces, places.row, stored);
   }
 }
 
