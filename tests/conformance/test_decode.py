@@ -56,6 +56,15 @@ def test_ragged_lengths(device, dtype, kv_scales, q_dtype, head_dim):
              tree_mask=make_mask(trial.rng, counts, kind, slack=3), **choose_options(trial.rng, names, 2 * group))
 
 
+@pytest.mark.parametrize("length", [17, 33, 49, 97])
+@pytest.mark.parametrize("num_others", [1, 3, 7])
+def test_others_without_queries(device, num_others, length):
+    """Little work, and many sequences that have none of it: by their number it may be divisible all the same."""
+    trial = Trial(device, length, num_blocks=32, num_kv_heads=1, head_dim=64, dtype="bfloat16", source="bfloat16", block_size=16)
+    batch, sequences = fill(trial, [length - 1] + [1] * num_others)
+    step(trial, batch, sequences, [1] + [0] * num_others, num_heads=4, q_dtype="bfloat16")
+
+
 @pytest.mark.parametrize("block_size", [1, 2, 8, 16, 32, 64, 128, 256, 24])
 @pytest.mark.parametrize("dtype, kv_scales, q_dtype", [STORED[0], STORED[3]])
 @pytest.mark.parametrize("head_dim", [96, 128])

@@ -185,3 +185,21 @@ def test_repeated_calls_give_the_same_bits(device, head_dim, dtype):
     for _ in range(1 if device == "host" else 30):
         out, lse = trial.attend(0, batch, q, dtype)
         assert np.array_equal(out, first) and np.array_equal(lse, first_lse)
+
+
+@pytest.mark.parametrize("head_dim, group", [(64, 7), (128, 4)])
+def test_one_decode_beside_chunks(device, head_dim, group):
+    """A device may give few keys to many thread blocks, of which some have nothing to do before their first chunk."""
+    counts = [1, 700, 16, 333, 2048, 5, 90, 1200]
+    trial = Trial(device, head_dim, num_blocks=400, num_kv_heads=2, head_dim=head_dim, dtype="float16", source="float16",
+                  block_size=16)
+    batch = trial.make_batch(max_tokens=sum(counts))
+    work = [(trial.open()[0], trial.random_tokens(count)) for count in counts]
+    trial.prepare(batch, work)
+    trial.write(batch, work)
+    trial.compare(0, batch, work, num_heads=2 * group, q_dtype="float16")
+    q = trial.make_query(sum(counts), 2 * group, "float16")
+    first, first_lse = trial.attend(0, batch, q, "float16")
+    for _ in range(1 if device == "host" else 100):
+        out, lse = trial.attend(0, batch, q, "float16")
+        assert np.array_equal(out, first) and np.array_equal(lse, first_lse)

@@ -6,9 +6,6 @@
 
 namespace pkv {
 
-constexpr int kPartsAtOnce = 16;  // of a segment, from as many thread blocks
-constexpr int kLongKeys = 192;    // of a warp, that are worth more of them
-
 // The part of a slot: of a warp's first segment, or of its last one.
 template <class Traits>
 __device__ inline const float *find_part(const char *planes, int slot) {
@@ -106,17 +103,6 @@ __device__ inline void write_partial(const AttendParams &p, int32_t group, const
     const bool has_dims = in_piece < Traits::kPartDims && (!Traits::kIsPadded || dim < p.kv.head_dim);
     if (is_row && has_dims) write_dims<typename Traits::T>(p, offset + dim, partial.total[v], factor);
   }
-}
-
-// Thread blocks that take part in a step. A few keys are not worth the merge of many; nor is it worth more parts of a
-// segment than are taken at once, as long as half of the thread blocks do, which read nearly as fast as all where each
-// has a port to memory of its own.
-template <class Traits>
-__device__ inline int32_t count_active(int32_t num_units, int32_t num_segments, int32_t num_blocks) {
-  constexpr int32_t kLongUnits = kLongKeys / Traits::kTileKeys * Traits::kWarps;
-  const int32_t most = min(max(num_units / Traits::kWarps, 1), num_blocks);
-  const int32_t enough = max(kPartsAtOnce * max(min(num_segments, num_blocks), 1), num_units / kLongUnits);
-  return enough <= num_blocks / 2 ? min(most, enough) : most;
 }
 
 // --- Parts from one thread block to another. A word of zero bits is one that has not come: who leaves a part turns 0

@@ -73,6 +73,20 @@ struct DecodeCursor {
   }
 };
 
+constexpr int kPartsAtOnce = 16;  // of a segment, from as many thread blocks
+constexpr int kLongKeys = 192;    // of a warp, that are worth more of them
+
+// Thread blocks that take part in a step. A few keys are not worth the merge of many; nor is it worth more parts of a
+// segment than are taken at once, as long as half of the thread blocks do, which read nearly as fast as all where each
+// has a port to memory of its own.
+template <class Traits>
+__device__ inline int32_t count_active(int32_t num_units, int32_t num_segments, int32_t num_blocks) {
+  constexpr int32_t kLongUnits = kLongKeys / Traits::kTileKeys * Traits::kWarps;
+  const int32_t most = min(max(num_units / Traits::kWarps, 1), num_blocks);
+  const int32_t enough = max(kPartsAtOnce * max(min(num_segments, num_blocks), 1), num_units / kLongUnits);
+  return enough <= num_blocks / 2 ? min(most, enough) : most;
+}
+
 // Equal ranges of units, in order. Those that are longer by one are spread evenly. Where each segment of a step could have
 // a whole number of ranges, if all are of one length, ranges begin with segments, and what a beginning costs is left out:
 // each of their warps has one. A tile is much for a warp that has thirty of them.
@@ -83,7 +97,7 @@ class DecodeShares {
     if (num_segments > 0 && num_segments < num_ranges) {
       const auto ranges = static_cast<int32_t>(divide_small(num_ranges, num_segments));
       const auto units = static_cast<int32_t>(divide_small(num_units, num_segments));
-      if (ranges * num_segments == num_ranges && units * num_segments == num_units) {
+      if (ranges * num_segments == num_ranges && units * num_segments == num_units && units > kSegmentUnits) {
         group_units_ = units, group_ranges_ = ranges, lead_ = kSegmentUnits;
       }
     }

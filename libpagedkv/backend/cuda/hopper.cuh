@@ -22,6 +22,11 @@ __device__ inline void init_barrier(uint64_t *barrier, int num_arrivals) {
                : "memory");
 }
 
+// Before its memory is used for something else: what is known of a barrier may be written there later.
+__device__ inline void end_barrier(uint64_t *barrier) {
+  asm volatile("mbarrier.inval.shared::cta.b64 [%0];\n" ::"r"(shared_address(barrier)) : "memory");
+}
+
 // After barriers were initialised, before a copy uses them.
 __device__ inline void fence_barrier_init() { asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory"); }
 

@@ -87,6 +87,10 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     start_decode<Decode>(decode_maps, own, thread);
     decode_share<Decode>(p, launch.decode, decode_maps, own, queries, thread, share, shared.shares.num_decode_blocks,
                          [] { sync_named(kDecodeName, Decode::kThreads); });
+    if (thread % 32 == 0) {
+#pragma unroll
+      for (int i = 0; i < Decode::kPlanes; ++i) end_barrier(&own->warps[thread / 32].full[i]);
+    }
     fence_shared_for_copies();
     __syncwarp();
     if (threadIdx.x % 32 == 0) arrive_barrier(&shared.decode_done);

@@ -142,7 +142,9 @@ __device__ void find_shares(const AttendParams &p, const PrefillLaunch &launch, 
     if (decode_units > 0.0f && key_tiles > 0.0f) {
       const float all_squares = sum_warp(squares) * static_cast<float>(p.kv.num_kv_heads);
       const MixedShares mixed = share_mixed<Traits>({decode_units, key_tiles, __fdividef(all_squares, key_tiles)});
-      shares.num_decode_blocks = mixed.num_decode_blocks;
+      // No more than get something to decode: who has nothing must not wait for it in place of its first tile.
+      shares.num_decode_blocks = count_active<typename Traits::Decode>(
+          static_cast<int32_t>(decode_units), num_sequences * p.kv.num_kv_heads, mixed.num_decode_blocks);
       most = mixed.most_tiles, part = mixed.part_tiles;
     }
     // Neighbours read through the same port, so they decode side by side only where there are not enough pairs. Shares
