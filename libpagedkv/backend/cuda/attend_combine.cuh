@@ -32,10 +32,11 @@ __device__ inline bool is_last_part(uint32_t *ticket, int32_t num_parts) {
   return is_last;
 }
 
-template <class Operation>
+// Of each kLanes neighbouring lanes.
+template <int kLanes = 32, class Operation>
 __device__ float reduce_warp(float value, Operation operation) {
 #pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2) {
+  for (int distance = kLanes / 2; distance > 0; distance /= 2) {
     value = operation(value, __shfl_xor_sync(0xffffffffu, value, distance));
   }
   return value;

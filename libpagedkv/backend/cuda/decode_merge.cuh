@@ -23,15 +23,6 @@ struct DecodePartial {
   float4 total[kVectors];
 };
 
-template <int kLanes, class Operation>
-__device__ inline float reduce_lanes(float value, Operation operation) {
-#pragma unroll
-  for (int distance = kLanes / 2; distance > 0; distance /= 2) {
-    value = operation(value, __shfl_xor_sync(0xffffffffu, value, distance));
-  }
-  return value;
-}
-
 // kLanes lanes merge the parts of a row that the thread block has. The whole warp calls it.
 template <class Traits, int kLanes>
 __device__ inline DecodePartial<kLanes> merge_slots(uint32_t members, int32_t row, const char *planes) {
@@ -60,9 +51,9 @@ __device__ inline DecodePartial<kLanes> merge_slots(uint32_t members, int32_t ro
   };
   load_next();
   DecodePartial<kLanes> result;
-  result.largest = reduce_lanes<kLanes>(state.x, [](float a, float b) { return fmaxf(a, b); });
+  result.largest = reduce_warp<kLanes>(state.x, [](float a, float b) { return fmaxf(a, b); });
   const float weight = raise_two(state.x - result.largest);
-  result.sum = reduce_lanes<kLanes>(weight * state.y, [](float a, float b) { return a + b; });
+  result.sum = reduce_warp<kLanes>(weight * state.y, [](float a, float b) { return a + b; });
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) result.total[v] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll 1
@@ -185,9 +176,9 @@ __device__ DecodePartial<32> take_partials(float *parts, int32_t first, int32_t 
       if (has_dims && base + i < end) *reinterpret_cast<float4 *>(part_of(i) + lane * 4) = zeros;
     }
     DecodePartial<32> next;
-    next.largest = reduce_lanes<32>(state.x, [](float a, float b) { return fmaxf(a, b); });
+    next.largest = reduce_warp(state.x, [](float a, float b) { return fmaxf(a, b); });
     const float weight = raise_two(state.x - next.largest);
-    next.sum = reduce_lanes<32>(weight * state.y, [](float a, float b) { return a + b; });
+    next.sum = reduce_warp(weight * state.y, [](float a, float b) { return a + b; });
     next.total[0] = zeros;
 #pragma unroll
     for (int i = 0; i < kPartsAtOnce; ++i) add_share(&next.total[0], __shfl_sync(0xffffffffu, weight, i), values[i]);
